@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ENVIRONMENT, ROOT
 
 EMULATE = ROOT / "tests/emulate"
 ABORTS, SEGFAULTS, REFUSED = -signal.SIGABRT, -signal.SIGSEGV, 3  # 3: CUDA's error, which the program sees
@@ -29,6 +29,11 @@ MISTAKES = [  # mistake, exit code, what it says
     ("shared without asking", REFUSED, "launch of dynamic_kernel: more than 48 KiB of shared memory must be allowed"),
     ("empty grid", REFUSED, "launch of add_kernel: an empty grid (grid 0 1 1, block 64 1 1"),
     ("block too large", REFUSED, "a block has 1 to 1024 threads"),
+    ("block too deep", REFUSED, "launch of add_kernel: blockDim.z is at most 64"),
+    ("launch bound", ABORTS, "a block of 128 threads of a kernel that is compiled for 64"),
+    ("allocated on another stream", ABORTS, "which its stream has not allocated yet: an event is missing"),
+    ("first collectives", 0, ""),
+    ("first collectives in opposite order", ABORTS, "connects in its first ncclAllReduce(1 fp32, sum), and has waited"),
     ("default stream", ABORTS, "not a stream"),
     ("other GPU", REFUSED, "the stream belongs to another GPU than the current one"),
     ("copy bound", REFUSED, "cudaMemcpyAsync: 0 bytes into 32 bytes of memory of GPU 0, 256 bytes to copy"),
@@ -47,18 +52,25 @@ AT_LINES = [
     ("copy forgotten", "cp.async.ca", "a thread ends and has not waited for its copy: |")]
 
 
-def mistake(binaries, name, code, says, order="random"):
+def mistake(binaries, name, code, says, order="random", **settings):
     program = binaries / "emulated_mistakes"
     if not program.exists():
         pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
     done = subprocess.run([program, name], capture_output=True, text=True,
-                          env={"EMULATE_RACES": "1", "EMULATE_GPUS": "2", "EMULATE_ORDER": order})
+                          env={"EMULATE_RACES": "1", "EMULATE_GPUS": "2", "EMULATE_ORDER": order,
+                               "EMULATE_CONNECT_S": "1", **settings})
     assert done.returncode == code and says in done.stdout + done.stderr, done
 
 
 @pytest.mark.parametrize("name, code, says", MISTAKES)
 def test_mistake(name, code, says, binaries):
     mistake(binaries, name, code, says)
+
+
+@pytest.mark.parametrize("gpu, kib", [(80, 163), (89, 99), (90, 227), (100, 227)])
+def test_shared_memory_of_a_block(gpu, kib, binaries):
+    code, says = (0, "") if kib > 164 else (REFUSED, f"cudaFuncSetAttribute: at most {kib} KiB")
+    mistake(binaries, "shared memory of another GPU", code, says, EMULATE_CAPABILITY=str(gpu))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -73,6 +85,31 @@ def test_mistake_is_named_with_its_line(name, text, says, order, binaries):
     lines = (EMULATE / "mistakes.cu").read_text().splitlines()
     line = next(number for number, line in enumerate(lines, 1) if text in line)
     mistake(binaries, name, ABORTS, says.replace("|", f"tests/emulate/mistakes.cu:{line}"), order)
+
+
+def case(binaries, chapter, name, code, *says, ranks=1, **settings):
+    program = binaries / f"emulated_test_{chapter}"
+    if not program.exists():
+        pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
+    # One GPU: each rank has its own and sees no other.
+    own = settings.get("EMULATE_GPUS") == "1" and "EMULATE_FIRST_GPU" not in settings
+    first = "EMULATE_FIRST_GPU=$OMPI_COMM_WORLD_RANK " if own else ""
+    start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
+    done = subprocess.run([*start, "bash", "-c", f"{first}exec {program} -tc='{name}'"], capture_output=True, text=True,
+                          env={**ENVIRONMENT, "EMULATE_GPUS": str(ranks), **settings})
+    assert done.returncode == code and all(each in done.stdout + done.stderr for each in says), done
+    return done
+
+
+def test_reads_of_attention_and_swiglu_are_coalesced_and_without_bank_conflicts(binaries):
+    done = case(binaries, "01", "cuda: attention and its*plain*,cuda: SwiGLU*", 0, EMULATE_STATS="1",
+                TRAIN70B_TEST_SLICE="3")  # the bounds are for its shapes
+    ours = r"emulate: (swiglu\w+<.*>|\w+ward\w*_kernel<(?:64|128).*>)"
+    threads = re.findall(ours + r" .* (\d+) threads", done.stderr)
+    reads = re.findall(ours + r": (global|shared) reads, \d+ by warps: (\d+) \w+, (\d+) at best", done.stderr)
+    assert len(threads) == 10 and len(reads) == 16 and all(int(number) >= 128 for _, number in threads)
+    for name, memory, taken, best in reads:
+        assert int(taken) <= (1.1 if memory == "global" else 1) * int(best), name
 
 
 @pytest.mark.parametrize("text, says", [

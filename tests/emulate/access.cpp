@@ -24,7 +24,7 @@ size_t shared_end = 0, static_bytes = 0, dynamic_bytes = 0;
 size_t declare(size_t bytes, size_t alignment) {
     // Aligned to `alignment` and no better: an access that is wider than the declared type shows.
     size_t begin = (shared_end + kRedZone + 2 * alignment - 1) / (2 * alignment) * (2 * alignment) + alignment;
-    if (begin + bytes + kRedZone > kSharedArena) fault("more than 227 KiB of shared memory");
+    if (begin + bytes + kRedZone > kSharedArena) fault("more shared memory than any GPU has for a block");
     std::memset(inside + begin, declared, bytes);
 #if EMULATE_ASAN
     __asan_unpoison_memory_region(shared_memory + begin, bytes);
@@ -178,7 +178,8 @@ void* static_shared(size_t bytes, size_t alignment) {
     const Unchecked scope;
     static_bytes += bytes;
     if (static_bytes > 48 << 10) fault("more than 48 KiB of static shared memory");
-    if (static_bytes + dynamic_bytes > 227 << 10) fault("more than 227 KiB of shared memory");
+    if (static_bytes + dynamic_bytes > size_t(shared_limit()))
+        fault("more shared memory than this GPU has for a block");
     return shared_memory + declare(bytes, alignment);
 }
 

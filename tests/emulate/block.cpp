@@ -280,12 +280,14 @@ struct KernelStats {
     uint64_t launches = 0;
     size_t shared = 0;
     double seconds = 0;
+    int64_t least_threads = 1024;
 };
 auto& stats = *new std::map<const void*, KernelStats>;
 void print_stats() {
     for (const auto& [kernel, s] : stats)
-        std::fprintf(stderr, "emulate: %-32s %8llu launches %9.3f s, %zu bytes of shared memory\n",
-                     name_of(kernel).c_str(), static_cast<unsigned long long>(s.launches), s.seconds, s.shared);
+        std::fprintf(stderr, "emulate: %-32s %8llu launches %9.3f s, %zu bytes of shared memory, %lld threads\n",
+                     name_of(kernel).c_str(), static_cast<unsigned long long>(s.launches), s.seconds, s.shared,
+                     static_cast<long long>(s.least_threads));
 }
 
 }  // namespace
@@ -322,6 +324,7 @@ void run(const Launch& launch) {
     KernelStats& s = stats[launch.kernel];
     ++s.launches;
     s.shared = std::max(s.shared, shared);
+    s.least_threads = std::min(s.least_threads, launch.block.count());
     s.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -342,6 +345,13 @@ int barrier(int mine, Where where) {
 }
 
 int lane() { return current % 32; }
+
+void launch_bound(int64_t most) {
+    const Unchecked scope;
+    if (now.launch->block.count() > most)
+        fault("a block of " + std::to_string(now.launch->block.count()) + " threads of a kernel that is compiled for " +
+              std::to_string(most) + " (__launch_bounds__)");
+}
 
 const char* warp_exchange(unsigned mask, const void* mine, size_t bytes, const char* operation, Where where) {
     const Unchecked scope;

@@ -167,6 +167,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+
 // Whether an algorithm takes another product, which then runs with it: here one that differs in n or k only, of eight
 // or more of each.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,

@@ -1,7 +1,9 @@
 // The runtime API's calls about GPUs, and errors.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "internal.h"
@@ -20,18 +22,31 @@ cudaError_t error(cudaError_t code, const std::string& what) {
 
 using namespace emulate;
 
-namespace {
-int number(const char* name, const char* otherwise, int least) {
-    const std::string text = setting(name, otherwise);
+int emulate::number(const char* name, const std::string& otherwise, int least) {
+    const std::string text = setting(name, otherwise.c_str());
     const int value = std::atoi(text.c_str());
     if (std::to_string(value) != text || value < least) fault(std::string(name) + "=" + text + ": not such a number");
     return value;
 }
-int driver() { return number("EMULATE_DRIVER", std::to_string(CUDART_VERSION).c_str(), 1000); }
-int capability() { return number("EMULATE_CAPABILITY", "90", 10); }
+
+namespace {
+int driver() { return number("EMULATE_DRIVER", std::to_string(CUDART_VERSION), 1000); }
 }  // namespace
 
+int emulate::capability() { return number("EMULATE_CAPABILITY", "90", 10); }
+
 int emulate::multiprocessors() { return number("EMULATE_MULTIPROCESSORS", "132", 1); }
+int emulate::shared_limit() {
+    const int gpu = capability(), kib = gpu == 80 || gpu == 87 ? 163 : gpu >= 90 && gpu < 120 ? 227 : 99;
+    return kib << 10;
+}
+void emulate::create_context() {
+    static const bool created = [] {
+        std::this_thread::sleep_for(std::chrono::seconds(number("EMULATE_START_S", "0", 0)));
+        return true;
+    }();
+    (void)created;
+}
 
 extern "C" {
 
@@ -44,11 +59,12 @@ cudaError_t CUDARTAPI cudaGetDevice(int* gpu) { return *gpu = current_gpu, cudaS
 cudaError_t CUDARTAPI cudaSetDevice(int gpu) {
     if (gpu < 0 || gpu >= gpu_count())
         return error(cudaErrorInvalidDevice, "cudaSetDevice: no GPU " + std::to_string(gpu));
+    create_context();
     current_gpu = gpu;
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* id, int length, int gpu) {
-    std::snprintf(id, size_t(length), "0000:%02x:00.0", gpu + 1);
+    std::snprintf(id, size_t(length), "0000:%02x:00.0", number("EMULATE_FIRST_GPU", "0", 0) + gpu + 1);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int) {

@@ -13,6 +13,7 @@ namespace emulate {
 std::string setting(const char* name, const char* otherwise);
 // The place among `values` of a variable's value, 0 if it is not set; faults at any other value.
 int choice(const char* name, const std::vector<std::string>& values);
+int number(const char* name, const std::string& otherwise, int least);
 uint64_t random();  // a sequence that EMULATE_SEED determines; call it with the device locked, as operations do
 
 // ---- errors ----
@@ -23,6 +24,7 @@ bool refuse(const std::string& what);
 
 // ---- devices ----
 int multiprocessors();  // of each GPU
+int capability();       // 90: 9.0
 
 // ---- streams ----
 // Appends an operation to a stream. It runs after everything before it in the stream, at a moment that EMULATE_STREAMS
@@ -30,8 +32,12 @@ int multiprocessors();  // of each GPU
 // is called again later.
 void enqueue(cudaStream_t stream, const std::string& name, std::function<bool()> step);
 
+bool device_is_idle();  // the current GPU: all of its streams
+
 // ---- memory ----
 // Whether [p, p + bytes) lies within one allocation of the current GPU that has not been released. bytes may be 0.
+// In an operation: also that it exists by then, in the order of the stream that it was allocated in.
 bool on_device(const void* p, size_t bytes);
+std::string describe(const void* p);  // for messages
 
 }  // namespace emulate

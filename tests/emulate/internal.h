@@ -45,6 +45,8 @@ class Unchecked {
 // What cudaGetLastError() returns from here on; `what` is printed.
 cudaError_t error(cudaError_t code);
 cudaError_t error(cudaError_t code, const std::string& what);
+int shared_limit();     // bytes of shared memory that a block may have
+void create_context();  // at the first call that needs one
 
 // ---- access.cpp ----
 enum class Kind : uint8_t { read, write, atomic };
@@ -68,24 +70,25 @@ void thread_ends();  // faults if a copy has not been waited for
 char* reserve(size_t bytes);  // address space; its pages appear as they are written
 int gpu_count();
 extern thread_local constinit int current_gpu;
+extern thread_local constinit bool performing;  // whether this thread of the host performs an operation of a stream
 inline const int64_t kTail = std::stoll(setting("EMULATE_TAIL", "0"));  // 0: all blocks run
 inline const size_t kArena = size_t(kTail > 0 ? 512 : 8) << 30;         // one GPU's memory
 constexpr size_t kContext = 300 << 20;             // of it, what a process's context takes, as cudaMemGetInfo() reports
 const char* arena();                               // of the current GPU, which has memory
-bool is_live(size_t offset, size_t bytes);         // within one allocation
+bool is_live(size_t offset, size_t bytes);         // within one allocation; in an operation: that exists by then
 void* allocate(size_t bytes);                      // on the current GPU, filled with NaNs, with EMULATE_TAIL with 0;
                                                    // nullptr: out of memory
 void set_bytes(void* p, int value, size_t bytes);  // memset; where EMULATE_TAIL is set, zeros take no memory
+void exist(void* p);                               // from here on, in the order of its stream
 void begin_release(void* p, const char* by);       // faults unless p is an allocation that nobody has released
 void release(void* p);
 void* allocate_pinned(size_t bytes);
 void release_pinned(void* p);
 enum class Place { pageable, pinned, device, invalid };  // invalid: not wholly within a live allocation
 Place place_of(const void* p, size_t bytes);
-size_t device_bytes();                // allocated on the current GPU
-std::string describe(const void* p);  // for messages
-void handle_faults();                 // of memory, on this thread of the host
-void open_memory();                   // of the current GPU, for operations
-void close_memory();                  // of all GPUs: from here on the host's accesses fail
+size_t device_bytes();  // allocated on the current GPU
+void handle_faults();   // of memory, on this thread of the host
+void open_memory();     // of the current GPU, for operations
+void close_memory();    // of all GPUs: from here on the host's accesses fail
 
 }  // namespace emulate

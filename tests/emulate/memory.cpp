@@ -17,6 +17,7 @@
 namespace emulate {
 
 constinit thread_local int current_gpu = 0;
+constinit thread_local bool performing = false;
 
 char* reserve(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -48,6 +49,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
 struct Allocation {
     size_t offset, bytes, reserved;
     enum { live, to_release, released } state;
+    bool exists = false;  // on the device: its stream has reached the allocation
 };
 
 struct Gpu {
@@ -142,7 +144,8 @@ size_t arena_offset(const void* p) { return size_t(static_cast<const char*>(p) -
 
 bool is_live(size_t offset, size_t bytes) {
     const Allocation* a = allocation_at(*gpus[size_t(current_gpu)], offset);
-    return a && a->state != Allocation::released && offset + bytes <= a->offset + a->bytes;
+    return a && a->state != Allocation::released && (a->exists || !performing) &&
+           offset + bytes <= a->offset + a->bytes;
 }
 
 bool on_device(const void* p, size_t bytes) {
@@ -168,10 +171,16 @@ void* allocate(size_t bytes) {
         fitting.pop_back();
         g.allocations[number].bytes = bytes;
         g.allocations[number].state = Allocation::live;
+        g.allocations[number].exists = false;
     }
     g.allocated += bytes;
     poison(g, g.allocations[number], false);
     return g.arena + g.allocations[number].offset;
+}
+
+void exist(void* p) {
+    const std::scoped_lock lock(mutex);
+    allocation_at(gpu(), arena_offset(p))->exists = true;
 }
 
 void begin_release(void* p, const char* by) {
@@ -187,6 +196,7 @@ void release(void* p) {
     const std::scoped_lock lock(mutex);
     Gpu& g = gpu();
     Allocation& a = *allocation_at(g, arena_offset(p));
+    if (!a.exists) fault("cudaFreeAsync before the memory's allocation, which another stream has not reached");
     a.state = Allocation::released;
     g.allocated -= a.bytes;
     poison(g, a, true);
@@ -243,7 +253,9 @@ std::string describe(const void* p) {
         const Allocation* a = allocation_at(g, offset);
         if (!a) return of + " that was never allocated";
         return std::to_string(offset - a->offset) + " bytes into " + std::to_string(a->bytes) + " bytes of " + of +
-               (a->state == Allocation::released ? ", already released" : "");
+               (a->state == Allocation::released ? ", already released"
+                : a->exists                      ? ""
+                                                 : ", which its stream has not allocated yet: an event is missing");
     }
     return "no device memory; perhaps the end of a CUDA thread's stack";
 }

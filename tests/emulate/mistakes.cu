@@ -1,11 +1,13 @@
 // Mistakes that the emulated GPU must report, each by its name on the command line (test_emulator.py: what it must say).
 #include <cuda_runtime.h>
+#include <nccl.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 
 namespace {
 
@@ -85,6 +87,7 @@ __global__ void forgotten_copy_kernel(float* x) {
     copy_number(tile + threadIdx.x, x + threadIdx.x);  // no thread waits
 }
 __global__ void add_kernel(float* x) { atomicAdd(x, 1.0f); }
+__global__ void __launch_bounds__(kThreads) bounded_kernel(float* x) { x[threadIdx.x] = 0; }
 
 cudaStream_t stream() {
     static const cudaStream_t made = [] {
@@ -98,6 +101,26 @@ float* memory(size_t floats = kThreads) {
     float* x = nullptr;
     cudaMallocAsync(&x, floats * sizeof(float), stream());
     return x;
+}
+// Rank `rank` of two, each on a GPU: all-reduces of two communicators, in this order.
+void two_all_reduces(int rank, const ncclUniqueId* ids, int first) {
+    cudaSetDevice(rank);
+    cudaStream_t s = nullptr;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comms[2];
+    for (int i = 0; i < 2; ++i) ncclCommInitRankConfig(&comms[i], 2, ids[i], rank, &config);
+    float* x = nullptr;
+    cudaMallocAsync(&x, sizeof(float), s);
+    for (const int i : {first, 1 - first}) ncclAllReduce(x, x, 1, ncclFloat, ncclSum, comms[i], s);
+    cudaStreamSynchronize(s);
+}
+void two_ranks(int first_of_rank_1) {
+    ncclUniqueId ids[2];
+    for (ncclUniqueId& id : ids) ncclGetUniqueId(&id);
+    std::thread other(two_all_reduces, 1, ids, first_of_rank_1);
+    two_all_reduces(0, ids, 0);
+    other.join();
 }
 void finish() { cudaStreamSynchronize(stream()); }
 float on_host[kThreads];
@@ -154,6 +177,18 @@ const std::map<std::string, std::function<void()>> kMistakes = {
     {"copy out of bounds", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(kThreads - 1), true, true); }},
     {"empty grid", [] { add_kernel<<<0, kThreads, 0, stream()>>>(memory()); }},
     {"block too large", [] { add_kernel<<<1, 2048, 0, stream()>>>(memory()); }},
+    {"block too deep", [] { add_kernel<<<1, dim3(1, 1, 128), 0, stream()>>>(memory()); }},
+    {"launch bound", [] { bounded_kernel<<<1, 2 * kThreads, 0, stream()>>>(memory(2 * kThreads)); }},
+    {"shared memory of another GPU",
+     [] { cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 << 10); }},
+    {"allocated on another stream",
+     [] {
+         cudaStream_t other = nullptr;
+         cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+         for (int i = 0; i < 100; ++i) write_kernel<<<1, kThreads, 0, other>>>(memory(), 0);
+     }},
+    {"first collectives", [] { two_ranks(0); }},
+    {"first collectives in opposite order", [] { two_ranks(1); }},
     {"default stream", [] { add_kernel<<<1, kThreads, 0, nullptr>>>(memory()); }},
     {"other GPU",
      [] {

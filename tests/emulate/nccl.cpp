@@ -27,6 +27,7 @@ using namespace emulate;
 struct ncclComm {
     const int rank, ranks, blocks;  // blocks: of its kernels, at most
     const SharedMemory shared;
+    unsigned connected = 0;  // a bit for each kind of collective
     std::mutex mutex{};
     uint64_t issued = 0;                 // operations, by the host
     cudaStream_t stream = nullptr;       // of the last one
@@ -61,11 +62,13 @@ struct Group {
     ncclResult_t error = ncclSuccess;
 };
 thread_local Group group;
+thread_local std::string last_error;
 std::mutex communicators_mutex;
 auto& communicators = *new std::map<ncclComm_t, std::shared_ptr<ncclComm>>;  // outlives all static objects
 
 ncclResult_t fail(ncclResult_t result, const std::string& why) {
     refuse("NCCL: " + why);
+    last_error = why;
     if (group.depth > 0) group.error = result;
     return result;
 }
@@ -93,8 +96,25 @@ bool progress(const ncclComm& comm, std::vector<Call>& calls) {
     return complete;
 }
 
-// NCCL connects two ranks in the first send from one to the other and its receive: each host waits for the other's.
-void connect(const ncclComm& comm, const std::vector<Call>& calls) {
+// What the host waits for while NCCL connects ranks. It allocates memory then, for which the device may have to be idle.
+void wait_to_connect(const ncclComm& comm, const std::string& name, const std::function<bool()>& others) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::chrono::seconds most(number("EMULATE_CONNECT_S", "100", 1));
+    const auto wait = [&](const char* what, const auto& condition) {
+        wait_until([&] {
+            if (!condition() && !comm.aborted && std::chrono::steady_clock::now() - begin > most)
+                fault("NCCL: rank " + std::to_string(comm.rank) + " connects in its first " + name +
+                      ", and has waited " + std::to_string(most.count()) + " s for " + what);
+            return condition() || comm.aborted;
+        });
+    };
+    wait("the device to become idle", device_is_idle);
+    wait("the other ranks", others);
+}
+
+// NCCL connects two ranks in the first send from one to the other and its receive, and all ranks in the first collective
+// of a kind, unless it did so when the communicator was made.
+void connect(ncclComm& comm, const std::vector<Call>& calls) {
     const auto for_each = [&](const auto& body) {
         for (const Call& call : calls)
             for (const Message& m : call.messages)
@@ -102,8 +122,17 @@ void connect(const ncclComm& comm, const std::vector<Call>& calls) {
     };
     for_each([](const Message& m) { (m.sent ? m.pair->sends : m.pair->receives) = true; });
     for_each([&](const Message& m) {
-        wait_until([&] { return (m.sent ? m.pair->receives : m.pair->sends) || comm.aborted; });
+        if (const auto& other = m.sent ? m.pair->receives : m.pair->sends; !other)
+            wait_to_connect(comm, to_string(m.header, !m.sent), [&] { return other.load(); });
     });
+    const bool at_start = setting("NCCL_RUNTIME_CONNECT", "1") == "0";
+    for (const Call& call : calls) {
+        const auto kind = size_t(call.kind);
+        if (at_start || call.kind == Kind::message || comm.ranks == 1 || comm.connected >> kind & 1) continue;
+        comm.connected |= 1u << kind;
+        ++comm.shared.ranks_in(kind);
+        wait_to_connect(comm, call.name, [&] { return comm.shared.ranks_in(kind) >= comm.ranks; });
+    }
 }
 
 // Faults unless the kernels of this communicator and of all others fit the GPU at once. Those on one stream run one
@@ -119,6 +148,8 @@ void find_room(const ncclComm& next) {
         fault("NCCL: kernels of " + std::to_string(blocks) + " blocks could wait for each other on " +
               std::to_string(multiprocessors()) + " multiprocessors");
 }
+
+auto& bytes_by_blocks = *new std::map<int, uint64_t>;  // sent, by communicators of so many
 
 // Issues the calls of the group.
 ncclResult_t issue() {
@@ -143,9 +174,16 @@ ncclResult_t issue() {
     const std::string name = calls->size() == 1 ? calls->front().name : std::to_string(calls->size()) + " NCCL calls";
     enqueue(whole.stream, name, [comm = whole.comm, calls, turn = whole.comm->issued++] {
         if (comm->aborted) return true;
-        if (comm->finished != turn || !progress(*comm, *calls)) return false;
+        if (comm->finished != turn) return false;
         for (const Call& call : *calls)
+            for (const Range& each : {call.reads, call.writes})
+                if (each.bytes > 0 && !on_device(each.begin, each.bytes))
+                    fault(call.name + ": " + describe(each.begin));
+        if (!progress(*comm, *calls)) return false;
+        for (const Call& call : *calls) {
             if (call.finish) call.finish(call.messages);
+            for (const Message& m : call.messages) bytes_by_blocks[comm->blocks] += m.sent ? m.bytes : 0;
+        }
         comm->finished = turn + 1;
         return true;
     });
@@ -259,6 +297,9 @@ ncclResult_t collective(const Header& header, const void* in_, void* out_, ncclC
 
 extern "C" {
 
+// For tests (support.h).
+uint64_t emulated_nccl_bytes(int blocks) { return bytes_by_blocks[blocks]; }
+
 const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
         case ncclSuccess: return "no error";
@@ -269,7 +310,10 @@ const char* ncclGetErrorString(ncclResult_t result) {
         default: return "internal error";
     }
 }
-ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
+ncclResult_t ncclGetVersion(int* version) {
+    return *version = number("EMULATE_NCCL_VERSION", std::to_string(NCCL_VERSION_CODE), 2000), ncclSuccess;
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     static std::atomic<int> count = 0;

@@ -32,6 +32,8 @@ const char* reason_against_fp8(const Product& p) {
     if (p.m() % 16 != 0 || p.n() % 16 != 0 || p.k() % 16 != 0) return "FP8: m, n and k must be multiples of 16";
     for (const Layout& each : p.x)
         if (each.ld * each.element() % 16 != 0) return "FP8: leading dimensions must be multiples of 16 bytes";
+    if (capability() < 89) return "FP8 before Ada";
+    if (p.operation.modes != Operation{}.modes && capability() / 10 != 9) return "scales by row or block but on Hopper";
     using Modes = std::array<ScaleMode, 2>;
     for (const Modes& each :
          {Modes{kTensor, kTensor}, {kOuter, kOuter}, {kVec128, kVec128}, {kVec128, kBlock128}, {kBlock128, kVec128}})
@@ -113,6 +115,9 @@ std::vector<float> to_fp32(const void* data, const Layout& x) {
 }  // namespace
 
 void multiply(const Product& p, const Data& data) {
+    for (size_t i = A; i <= D; ++i)
+        if ((i != C || data.beta != 0) && !on_device(data.matrix(i), p.x[i].bytes()))
+            fault("cuBLAS: " + describe(data.matrix(i)));
     const int64_t m = p.m(), n = p.n(), k = p.k();
     const std::vector<float> a = to_fp32(data.in[A], p.x[A]), b = to_fp32(data.in[B], p.x[B]);
     std::vector<float> sum(size_t(m * n)), part(size_t(m * n));

@@ -71,11 +71,13 @@ class SharedMemory {
     ~SharedMemory() { munmap(memory_, bytes()); }
 
     uint64_t gpu(int rank) const { return members()[rank].gpu; }
+    std::atomic<int>& ranks_in(size_t kind) const { return start().called[kind]; }
     Pair& pair(int from, int to) const { return reinterpret_cast<Pair*>(members() + ranks_)[from * ranks_ + to]; }
 
   private:
     struct alignas(64) Start {
-        std::atomic<int> present;  // ranks
+        std::atomic<int> present;    // ranks
+        std::atomic<int> called[5];  // ranks that have called their first collective of each kind
     };
     struct alignas(64) Member {
         std::atomic<bool> present;

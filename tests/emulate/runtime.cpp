@@ -101,7 +101,9 @@ bool try_first(cudaStream_t stream) {
     if (first.step) {
         const int outer = std::exchange(current_gpu, stream->gpu);
         open_memory();
+        performing = true;
         const bool done = first.step();
+        performing = false;
         current_gpu = outer;
         if (!done) return false;
     }
@@ -179,13 +181,22 @@ void append(cudaStream_t stream, Operation operation) {
 
 }  // namespace
 
+bool device_is_idle() {
+    ++calls;
+    const std::scoped_lock lock(device);
+    while (advance_any()) {}
+    return std::all_of(streams.begin(), streams.end(),
+                       [](cudaStream_t each) { return each->gpu != current_gpu || each->operations.empty(); });
+}
+
 void enqueue(cudaStream_t stream, const std::string& name, std::function<bool()> step) {
     append(stream, {name, nullptr, std::move(step)});
 }
 
 cudaError_t allow_shared(const void* kernel, int bytes) {
-    if (bytes > 227 << 10)
-        return error(cudaErrorInvalidValue, "cudaFuncSetAttribute: at most 227 KiB of shared memory");
+    if (bytes > shared_limit())
+        return error(cudaErrorInvalidValue, "cudaFuncSetAttribute: at most " + std::to_string(shared_limit() >> 10) +
+                                                " KiB of shared memory on this GPU");
     allowed_shared[kernel] = std::max(allowed_shared[kernel], bytes);
     return cudaSuccess;
 }
@@ -198,7 +209,8 @@ void enqueue_launch(cudaStream_t stream, Launch launch) {
     if (grid.x < 1 || grid.y < 1 || grid.z < 1) wrong = "an empty grid";
     if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) wrong = "the grid is too large";
     if (block.count() < 1 || block.count() > 1024) wrong = "a block has 1 to 1024 threads";
-    if (launch.shared > 227 << 10) wrong = "more than 227 KiB of shared memory";
+    if (block.z > 64) wrong = "blockDim.z is at most 64";
+    if (launch.shared > size_t(shared_limit())) wrong = "more shared memory than this GPU has for a block";
     if (launch.shared > 48 << 10 && launch.shared > size_t(allowed_shared[launch.kernel]))
         wrong = "more than 48 KiB of shared memory must be allowed by cudaFuncSetAttribute";
     if (known(stream, "launch")->gpu != current_gpu) wrong = "the stream belongs to another GPU than the current one";
@@ -244,6 +256,7 @@ uint64_t emulated_performed(const char* name) {
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     const std::scoped_lock lock(device);
     handle_faults();
+    create_context();
     static std::once_flag once;
     std::call_once(once, [] { std::thread(go_on_alone).detach(); });
     *stream = new CUstream_st{current_gpu, {}};
@@ -262,10 +275,7 @@ cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
-    wait_until(nullptr, [] {
-        return std::all_of(streams.begin(), streams.end(),
-                           [](cudaStream_t each) { return each->gpu != current_gpu || each->operations.empty(); });
-    });
+    wait_until(nullptr, device_is_idle);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t stream) {
@@ -331,7 +341,12 @@ cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t strea
         return error(cudaErrorInvalidValue, "cudaMallocAsync: the stream belongs to another GPU than the current one");
     if (bytes == 0) return error(cudaErrorInvalidValue, "cudaMallocAsync: 0 bytes");
     *p = allocate(bytes);
-    return *p ? cudaSuccess : error(cudaErrorMemoryAllocation);
+    if (!*p) return error(cudaErrorMemoryAllocation);
+    enqueue(stream, "cudaMallocAsync", [memory = *p] {
+        exist(memory);
+        return true;
+    });
+    return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t stream) {
     {
@@ -345,6 +360,7 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) {
+    cudaDeviceSynchronize();  // as the driver may
     *p = allocate_pinned(bytes);
     return *p ? cudaSuccess : error(cudaErrorMemoryAllocation);
 }

@@ -10,7 +10,7 @@ import re
 import sys
 
 # Of the identifiers that begin with __, those that include/cuda_runtime.h or NVIDIA's headers define for the host.
-KNOWN = set("""__global__ __device__ __host__ __forceinline__ __restrict__ __constant__ __launch_bounds__
+KNOWN = set("""__global__ __device__ __host__ __forceinline__ __restrict__ __constant__
     __syncthreads __syncthreads_or __syncwarp __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync __popc
     __cvta_generic_to_shared __float_as_uint __uint_as_float
     __nv_bfloat16 __nv_bfloat162 __bfloat162float __float2bfloat16_rn __floats2bfloat162_rn
@@ -103,6 +103,15 @@ def launches(text):
     return text
 
 
+def launch_bounds(text):
+    while m := re.search(r"__launch_bounds__\s*\(", text):
+        closed = closing(text, m.end() - 1)
+        body = text.index("{", closed) + 1
+        text = f"{text[:body]} emulate::launch_bound({arguments(text[m.end():closed])[0]});{text[body:]}"
+        text = replaced(text, m.start(), closed + 1, "")
+    return text
+
+
 def shared_memory(text):
     text = re.sub(r"extern\s+__shared__\s+([\w:]+)\s+(\w+)\[\]\s*;",
                   r"\1* \2 = static_cast<\1*>(emulate::dynamic_shared(alignof(\1)));", text)
@@ -156,6 +165,7 @@ def main():
     text = without_comments(open(source, encoding="utf-8").read())
     try:
         text = ptx(text)
+        text = launch_bounds(text)
         text = shared_memory(text)
         text = launches(text)
         text = mathematics(text)

@@ -14,9 +14,6 @@
 #include <tuple>
 #include <type_traits>
 
-#undef __launch_bounds__
-#define __launch_bounds__(...)
-
 // Of the emulator's own code: its accesses are not those of a CUDA thread (access.cpp).
 #define EMULATE_UNCHECKED __attribute__((no_sanitize("thread")))
 
@@ -49,6 +46,7 @@ struct Launch {
     void (*call)(void* arguments);  // runs one thread
 };
 void enqueue_launch(cudaStream_t stream, Launch launch);
+void launch_bound(int64_t most);  // faults if the block has more threads: in the place of __launch_bounds__(most)
 
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), Extent grid, Extent block, size_t shared, cudaStream_t stream,
