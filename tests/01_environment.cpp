@@ -57,6 +57,7 @@ TEST_CASE("the program sets what CUDA reads at its start, unless the environment
         const char* const loading = std::getenv("CUDA_MODULE_LOADING");
         EXPECT(std::string(loading ? loading : "unset") == expected);
         EXPECT(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
+        EXPECT(std::string(std::getenv("NCCL_RUNTIME_CONNECT")) == "0");
         EXPECT(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
         return;
     }
@@ -68,6 +69,7 @@ TEST_CASE("the program sets what CUDA reads at its start, unless the environment
           {"OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
         const std::string child = fmt::format(
             "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS -u NCCL_LAUNCH_ORDER_IMPLICIT "
+            "-u NCCL_RUNTIME_CONNECT "
             "-u OMPI_COMM_WORLD_SIZE -u PMIX_RANK -u PMI_RANK {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "
             "--test-case='the program sets*' > /dev/null",
             setting, expected, getpid());

@@ -287,6 +287,34 @@ TEST_CASE("nccl: the kernels of all groups leave multiprocessors to computation,
     EXPECT_CHECK_FAILS(ranks->split(all, GroupLoad::channel));
 }
 
+TEST_CASE("nccl: a group's first collective of each kind returns while the device is busy: its ranks are connected") {
+    if (!has_gpu() || !nccl_works() || world().size() < 2) return;
+    const Comm comm = make_comm(make_nccl_backend(CommStreams::group), {});
+    const int64_t N = comm.size();
+    Tensor whole = numbers(DType::f32, 10 * N, 0), part({10}, DType::f32, Device::cuda),
+           busy = numbers(DType::f32, 1, 0);
+    cuda_synchronize();
+    if (kEmulated) emulated_hold("launch");
+    scale(busy, 2);
+    std::vector<Work> works;
+    works.push_back(comm.all_reduce(whole));
+    works.push_back(comm.reduce_scatter(part, whole));
+    works.push_back(comm.all_gather(whole, part));
+    works.push_back(comm.broadcast(whole, 0));
+    if (kEmulated) emulated_hold(nullptr);
+    for (Work& work : works) work.wait();
+    EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return double(N * N) * element(0, i); }));
+}
+
+TEST_CASE("connect: on a GPU, as test_emulator.py has set it up") {
+    const char* timeout = std::getenv("TRAIN70B_TEST_TIMEOUT");
+    if (!timeout) return;
+    const Comm comm = connect({.backend = "nccl", .timeout = std::atof(timeout)}, Device::cuda);
+    Tensor x = numbers(DType::f32, 10, 0);
+    comm.all_reduce(x).wait();
+    EXPECT_EVERYWHERE(equals(x, [&](int64_t i) { return comm.size() * element(0, i); }));
+}
+
 TEST_CASE("a group of one rank has no communicator: its tensors are copied, its numbers are there") {
     if (!has_gpu() || !nccl_works()) return;
     const Comm comm = nccl_comm(CommStreams::group), alone = comm.split([](int rank) { return rank; }, "alone");

@@ -101,6 +101,15 @@ def case(binaries, chapter, name, code, *says, ranks=1, **settings):
     return done
 
 
+@pytest.mark.parametrize("settings, code, says", [
+    ({"EMULATE_START_S": "2", "EMULATE_NCCL_VERSION": "22203"}, 0,
+     ["comm: NCCL 2.22.3; its kernels take up to 16 of 132 multiprocessors", "comm: --comm-streams one, because NCCL"]),
+    ({"EMULATE_GPUS": "1"}, 0, ["each rank sees only its own GPU"]),
+    ({"NCCL_HOSTID": "one", "EMULATE_GPUS": "1", "EMULATE_FIRST_GPU": "0"}, 1, ["Duplicate GPU detected: rank"])])
+def test_two_ranks_connect(settings, code, says, binaries):
+    case(binaries, "02", "connect*", code, *says, ranks=2, TRAIN70B_TEST_TIMEOUT="1", **settings)
+
+
 def test_reads_of_attention_and_swiglu_are_coalesced_and_without_bank_conflicts(binaries):
     done = case(binaries, "01", "cuda: attention and its*plain*,cuda: SwiGLU*", 0, EMULATE_STATS="1",
                 TRAIN70B_TEST_SLICE="3")  # the bounds are for its shapes
@@ -110,6 +119,11 @@ def test_reads_of_attention_and_swiglu_are_coalesced_and_without_bank_conflicts(
     assert len(threads) == 10 and len(reads) == 16 and all(int(number) >= 128 for _, number in threads)
     for name, memory, taken, best in reads:
         assert int(taken) <= (1.1 if memory == "global" else 1) * int(best), name
+
+
+@pytest.mark.parametrize("gpu", [89, 100])
+def test_the_fp8_recipes_that_a_run_names_are_those_that_work(gpu, binaries):
+    case(binaries, "07", "the tensor cores*", 0, "Status: SUCCESS", EMULATE_CAPABILITY=str(gpu))
 
 
 @pytest.mark.parametrize("text, says", [

@@ -1,3 +1,5 @@
+#include <cublasLt.h>
+
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -7,6 +9,14 @@
 
 namespace train70b {
 
+static std::pair<int, int> compute_capability() {
+    int device = 0, major = 0, minor = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return {major, minor};
+}
+
 std::string why_no_cuda() {
     static const std::string reason = [] {
         int driver = 0, count = 0;
@@ -15,10 +25,7 @@ std::string why_no_cuda() {
         const cudaError_t status = cudaGetDeviceCount(&count);
         if (status != cudaSuccess) return std::string("no usable GPU or driver (") + cudaGetErrorString(status) + ")";
         if (count == 0) return std::string("no GPU in this machine");
-        int device = 0, major = 0, minor = 0;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+        const auto [major, minor] = compute_capability();
         return no_code_for(TRAIN70B_ARCHITECTURES, major, minor);
     }();
     return reason;
@@ -204,6 +211,14 @@ CudaInfo cuda_info() {
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
+}
+
+std::string cuda_versions() {
+    const auto [major, minor] = compute_capability();
+    const size_t cublas = cublasLtGetVersion();
+    return describe("compute capability {}.{}, code for {}; cuBLASLt {}.{}.{}; FP8: {}", major, minor,
+                    TRAIN70B_ARCHITECTURES, cublas / 10000, cublas / 100 % 100, cublas % 100,
+                    fp8_recipes_of(major, minor));
 }
 
 CudaMemory cuda_memory() {

@@ -75,9 +75,10 @@ struct CudaInfo {
     int multiprocessors = 0;
 };
 CudaInfo cuda_info();
-struct CudaMemory {        // bytes of the device in use
-    int64_t used = 0;      // by all processes: the context, the kernels' code, NCCL's buffers, tensors
-    int64_t reserved = 0;  // of them, by this process's pool for tensors; what it has released, it keeps
+std::string cuda_versions();  // of the code and of cuBLASLt, and which FP8 recipes the device has, in words
+struct CudaMemory {           // bytes of the device in use
+    int64_t used = 0;         // by all processes: the context, the kernels' code, NCCL's buffers, tensors
+    int64_t reserved = 0;     // of them, by this process's pool for tensors; what it has released, it keeps
 };
 CudaMemory cuda_memory();
 

@@ -41,7 +41,8 @@ constexpr std::pair<const char*, const char*> kSettings[] = {{"GOMP_SPINCOUNT", 
                                                              {"KMP_BLOCKTIME", "0"},
                                                              {"OMPI_MCA_mpi_yield_when_idle", "1"},
                                                              {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
-                                                             {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
+                                                             {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
+                                                             {"NCCL_RUNTIME_CONNECT", "0"}};
 
 }  // namespace
 

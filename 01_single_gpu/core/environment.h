@@ -20,6 +20,8 @@ void check_environment(int count, char** argv, char** environment);  // the plat
 //                                launch, which can wait for all kernels that run. Costs device memory and seconds at
 //                                the start, for all kernels of cuBLASLt too, so one rank alone does without.
 //   NCCL_LAUNCH_ORDER_IMPLICIT   1: the kernels of several communicators start in the order of the calls
+//   NCCL_RUNTIME_CONNECT         0: NCCL connects the ranks of a group when it is made. By default a collective's first call
+//                                does, blocks the host and allocates memory: in a backward pass, beside posted receives
 //   CUDA_DEVICE_MAX_CONNECTIONS  32: streams that share one of the 8 hardware queues of the default wait for each other
 void execute_with_settings(char** argv);
 

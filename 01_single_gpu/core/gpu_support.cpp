@@ -34,6 +34,11 @@ std::string no_code_for(std::string_view architectures, int major, int minor) {
                        major, minor, can);
 }
 
+std::string fp8_recipes_of(int major, int minor) {
+    if (10 * major + minor < 89) return "none";
+    return major == 9 ? "current, delayed, rowwise, blockwise" : "current, delayed";
+}
+
 std::string driver_too_old(int driver, int runtime) {
     if (driver >= runtime - runtime % 1000) return "";
     const int needed = runtime / 1000;

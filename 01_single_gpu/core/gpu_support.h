@@ -11,6 +11,9 @@ namespace train70b {
 // architecture with an a runs on exactly that one.
 std::string no_code_for(std::string_view architectures, int major, int minor);
 
+// The FP8 recipes (chapter 07) whose products cuBLASLt 13 has for a GPU, by its documentation.
+std::string fp8_recipes_of(int major, int minor);
+
 // Empty, or that the driver does not know the CUDA version of this build. Both as 1000 major + 10 minor.
 std::string driver_too_old(int driver, int runtime);
 

@@ -98,6 +98,13 @@ std::string device_text([[maybe_unused]] Device device) {
     return "";
 }
 
+std::string versions_text([[maybe_unused]] Device device) {
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) return cuda_versions();
+#endif
+    return "";
+}
+
 std::optional<DeviceMemory> device_memory([[maybe_unused]] Device device) {
 #if TRAIN70B_CUDA
     if (device == Device::cuda) {

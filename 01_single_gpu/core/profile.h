@@ -76,8 +76,10 @@ class Span {
     std::shared_ptr<CudaTimer> timer_;
 };
 
-// "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU.
+// "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU. So is what it
+// and the libraries can do.
 std::string device_text(Device device);
+std::string versions_text(Device device);
 std::optional<DeviceMemory> device_memory(Device device);  // now; empty on the CPU
 
 // Dense peak FLOP/s for matrix products in this dtype from the device's data sheet, by the name that CUDA reports;

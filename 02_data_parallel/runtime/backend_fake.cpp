@@ -4,6 +4,7 @@
 // no time. Host, device and meta tensors.
 #include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/runtime/backend.h"
+#include "02_data_parallel/runtime/ctas.h"
 
 namespace train70b {
 
@@ -11,17 +12,23 @@ namespace {
 
 class FakeBackend : public Backend {
   public:
-    FakeBackend(int rank, int size) : rank_(rank), size_(size) {}
+    FakeBackend(int rank, int size, GroupLoad load = GroupLoad::light, std::shared_ptr<int> lane = nullptr)
+        : rank_(rank),
+          size_(size),
+          is_world_(!lane),
+          lane_(lane ? lane : std::make_shared<int>()),
+          share_(size > 1 ? ctas_of(load) : 0, lane_.get()) {}
     const char* name() const override { return "fake"; }
     bool has_peers() const override { return false; }
     int rank() const override { return rank_; }
     int size() const override { return size_; }
 
-    std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad) const override {
+    std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad load) const override {
         const int own = colors[rank_];
         if (own < 0) return nullptr;
         const auto before = std::count(colors.begin(), colors.begin() + rank_, own);
-        return std::make_unique<FakeBackend>(int(before), int(std::count(colors.begin(), colors.end(), own)));
+        return std::make_unique<FakeBackend>(int(before), int(std::count(colors.begin(), colors.end(), own)), load,
+                                             has_own_lane(is_world_, load) ? std::make_shared<int>() : lane_);
     }
     RequestPtr exchange(const Tensor&, int, const Tensor& in, int, Tag) override {
         if (!in || in.size() == 0) return nullptr;
@@ -87,6 +94,9 @@ class FakeBackend : public Backend {
 
   private:
     int rank_, size_;
+    const bool is_world_;
+    const std::shared_ptr<int> lane_;
+    const CtaShare share_;
 };
 
 }  // namespace

@@ -4,11 +4,11 @@
 // issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute stream, or,
 // in an all-reduce written by hand, the side stream on which its additions run. Comm::add_and_shift adds there, too.
 //
-// Every group has a stream (--comm-streams group): ZeRO's gather of the next unit may take a millisecond between nodes,
+// Every group has a stream (--comm-streams group), or that of the group that it is a part of (ctas.h): ZeRO's gather of the next unit may take a millisecond between nodes,
 // and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at
 // the same time, and those that wait for each other must all find room on the GPU. Three things see to that:
 //   - NCCL_LAUNCH_ORDER_IMPLICIT (environment.h): NCCL starts the kernels of all communicators in the order of their
-//     calls, which is the same on all ranks. Without it the device may start them in any order.
+//     calls, which is the same on all ranks. Without it, and before NCCL 2.26, the device may start them in any order.
 //   - maxCTAs: a block of NCCL takes a multiprocessor of its own, and NCCL's own choice is up to 32 of them for each
 //     communicator. Here a group gets a number by what it carries (ctas_of). A channel gets few: its next receive is
 //     posted early and then waits on its multiprocessors for as long as the sender computes.
@@ -27,18 +27,20 @@
 // on its way to a file), so host memory is fast enough for them.
 #include <nccl.h>
 
-#include <cstdlib>
-#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 
 #include "01_single_gpu/core/cuda.cuh"
 #include "01_single_gpu/ops/elementwise.h"
 #include "02_data_parallel/runtime/backend_over_mpi.h"
+#include "02_data_parallel/runtime/ctas.h"
 
-#define NCCL_CHECK(call)                                                          \
-    do {                                                                          \
-        const ncclResult_t nccl_status = (call);                                  \
-        CHECK(nccl_status == ncclSuccess, "{}", ncclGetErrorString(nccl_status)); \
+#define NCCL_CHECK(call)                                                                                         \
+    do {                                                                                                         \
+        const ncclResult_t nccl_status = (call);                                                                 \
+        CHECK(nccl_status == ncclSuccess, "{}: {}", ncclGetErrorString(nccl_status), ncclGetLastError(nullptr)); \
     } while (0)
 
 namespace train70b {
@@ -74,19 +76,9 @@ class Event {
 // broken network), its kernel never ends; the watchdog's thread asks here.
 class OpenCommunicators {
   public:
-    // ctas: blocks of its kernels. Those of one lane run one after another.
-    void add(ncclComm_t comm, int ctas, const void* lane) {
+    void add(ncclComm_t comm) {
         const std::lock_guard lock(mutex_);
-        comms_[comm] = {ctas, lane};
-    }
-    // The most blocks that can run at once, if there is another communicator.
-    int ctas_with(int ctas, const void* lane) {
-        const std::lock_guard lock(mutex_);
-        std::map<const void*, int> lane_ctas{{lane, ctas}};
-        for (const auto& [comm, open] : comms_) lane_ctas[open.lane] = std::max(lane_ctas[open.lane], open.ctas);
-        int sum = 0;
-        for (const auto& [of, number] : lane_ctas) sum += number;
-        return sum;
+        comms_.insert(comm);
     }
     void remove(ncclComm_t comm) {
         const std::lock_guard lock(mutex_);
@@ -94,22 +86,19 @@ class OpenCommunicators {
     }
     std::string failure() {
         const std::lock_guard lock(mutex_);
-        for (const auto& [comm, open] : comms_) {
+        for (const ncclComm_t comm : comms_) {
             ncclResult_t error = ncclSuccess;
             const ncclResult_t status = ncclCommGetAsyncError(comm, &error);
             if (status != ncclSuccess) error = status;
-            if (error != ncclSuccess && error != ncclInProgress) return describe("NCCL: {}", ncclGetErrorString(error));
+            if (error != ncclSuccess && error != ncclInProgress)
+                return describe("NCCL: {}: {}", ncclGetErrorString(error), ncclGetLastError(comm));
         }
         return {};
     }
 
   private:
-    struct Open {
-        int ctas = 0;
-        const void* lane = nullptr;
-    };
     std::mutex mutex_;
-    std::map<ncclComm_t, Open> comms_;
+    std::set<ncclComm_t> comms_;
 };
 OpenCommunicators& open_communicators() {
     static auto* instance = new OpenCommunicators();  // never destroyed: the watchdog may still ask
@@ -178,38 +167,35 @@ cudaStream_t new_stream() {
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
     return stream;
 }
-cudaStream_t stream_of_all_groups() {
-    static const cudaStream_t stream = new_stream();
-    return stream;
+struct Lane {  // groups whose collectives run one after another
+    const cudaStream_t stream = new_stream();
+    ~Lane() { cudaStreamDestroy(stream); }
+};
+std::shared_ptr<Lane> lane_of_all_groups() {
+    static auto* lane = new std::shared_ptr<Lane>(std::make_shared<Lane>());
+    return *lane;
 }
 cudaStream_t side_stream_of_all_groups() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
 
-// The most blocks of a group's kernels. 16 are enough for the links of an H100 in a node; over a network fewer are.
-int ctas_of(GroupLoad load) {
-    if (const char* number = std::getenv("NCCL_MAX_CTAS"); number && std::atoi(number) > 0)
-        return std::atoi(number);  // for NCCL, too, the environment overrides the program
-    switch (load) {
-        case GroupLoad::heavy: return 16;
-        case GroupLoad::light: return 2;
-        case GroupLoad::channel: return 4;
-    }
-    return 0;
-}
 constexpr int kSmsOfOthers = 8;  // multiprocessors on which at least computation goes on
 
 class NcclBackend : public BackendOverMpi {
   public:
-    NcclBackend(MPI_Comm comm, CommStreams streams, GroupLoad load) : BackendOverMpi(comm), streams_(streams) {
+    NcclBackend(MPI_Comm comm, CommStreams streams, GroupLoad load, const NcclBackend* parent)
+        : BackendOverMpi(comm), streams_(streams), is_world_(!parent) {
         cuda::stream();           // creates the device's context
         if (size() == 1) return;  // Comm copies; host numbers go through MPI
-        const bool own_lane = streams == CommStreams::group || load == GroupLoad::channel;
-        const void* const lane = own_lane ? this : nullptr;
+        if (streams == CommStreams::one && load != GroupLoad::channel)
+            lane_ = lane_of_all_groups();
+        else
+            lane_ = has_own_lane(!parent || parent->is_world_, load) ? std::make_shared<Lane>() : parent->lane_;
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.maxCTAs = ctas_of(load);
-        const int all = open_communicators().ctas_with(config.maxCTAs, lane), sms = cuda_info().multiprocessors;
+        share_.emplace(config.maxCTAs, lane_.get());
+        const int all = CtaShare::sum(), sms = cuda_info().multiprocessors;
         CHECK(all <= sms - kSmsOfOthers,
               "NCCL's kernels could take {} of the GPU's {} multiprocessors, {} too many (try --comm-streams one, or a "
               "lower NCCL_MAX_CTAS in every rank's environment)",
@@ -218,21 +204,19 @@ class NcclBackend : public BackendOverMpi {
         if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
         group_.broadcast(&id, sizeof id, 0);
         NCCL_CHECK(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config));
-        open_communicators().add(comm_, config.maxCTAs, lane);
+        open_communicators().add(comm_);
     }
     ~NcclBackend() override {
         if (!comm_) return;
         open_communicators().remove(comm_);
         if (std::uncaught_exceptions() > 0) return;
         synchronize();  // the scratch buffers are freed with this backend
-        if (own_stream_) cudaStreamSynchronize(own_stream_);
         ncclCommDestroy(comm_);
-        for (const cudaStream_t stream : {own_stream_, own_side_stream_})
-            if (stream) cudaStreamDestroy(stream);
+        if (own_side_stream_) cudaStreamDestroy(own_side_stream_);
     }
     const char* name() const override { return "nccl"; }
     std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad load) const override {
-        return std::make_unique<NcclBackend>(comm, streams_, load);
+        return std::make_unique<NcclBackend>(comm, streams_, load, this);
     }
 
     bool on_stream() const override { return true; }
@@ -254,12 +238,11 @@ class NcclBackend : public BackendOverMpi {
             if (in && in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, from, comm_, stream));
             NCCL_CHECK(ncclGroupEnd());
         };
-        // A channel always has a stream: a message that has not been received yet blocks only the channel's later ones.
-        return tag == Tag::p2p_channel ? issue(operation, own_stream()) : issue(operation);
+        return issue(operation);
     }
-    // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does. So
-    // does a group's first collective of each kind. They and ring_shift need nothing of the kind here: all ranks of
-    // their group make the same calls, and all ranks of the program call their groups in one order.
+    // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does.
+    // Collectives are connected from the start (NCCL_RUNTIME_CONNECT), and ring_shift needs nothing of the kind here: all
+    // ranks of its group make the same calls, and all ranks of the program call their groups in one order.
     void open_channel(int from, int to) override {
         Tensor message({1}, DType::u8, Device::cuda, Memory::comm);
         fill(message, 0);
@@ -306,30 +289,35 @@ class NcclBackend : public BackendOverMpi {
     }
 
   private:
-    cudaStream_t own_stream() {
-        if (!own_stream_) own_stream_ = new_stream();
-        return own_stream_;
-    }
     cudaStream_t side_stream() {
         if (streams_ == CommStreams::one) return side_stream_of_all_groups();
         if (!own_side_stream_) own_side_stream_ = new_stream();
         return own_side_stream_;
     }
-    cudaStream_t stream() { return streams_ == CommStreams::group ? own_stream() : stream_of_all_groups(); }
-    RequestPtr issue(const std::function<void(cudaStream_t)>& operation) { return issue(operation, stream()); }
-    static RequestPtr issue(const std::function<void(cudaStream_t)>& operation, cudaStream_t stream) {
-        return std::make_shared<OnStream>(stream, [&] { operation(stream); });
+    cudaStream_t stream() { return lane_ ? lane_->stream : cuda::stream(); }
+    RequestPtr issue(const std::function<void(cudaStream_t)>& operation) {
+        return std::make_shared<OnStream>(stream(), [&] { operation(stream()); });
     }
 
     const CommStreams streams_;
+    const bool is_world_;
+    std::shared_ptr<Lane>
+        lane_;  // a channel's is its own: a message that is not received yet blocks its later ones only
+    std::optional<CtaShare> share_;
     ncclComm_t comm_ = nullptr;
-    cudaStream_t own_stream_ = nullptr, own_side_stream_ = nullptr;
+    cudaStream_t own_side_stream_ = nullptr;
 };
 
 }  // namespace
 
+int nccl_version() {
+    int version = 0;
+    NCCL_CHECK(ncclGetVersion(&version));
+    return version;
+}
+
 std::unique_ptr<Backend> make_nccl_backend(CommStreams streams) {
-    return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world(), streams, GroupLoad::light);
+    return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world(), streams, GroupLoad::light, nullptr);
 }
 
 }  // namespace train70b

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "01_single_gpu/core/blas_core.h"
@@ -15,6 +16,7 @@
 #include "01_single_gpu/core/environment.h"
 #include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/say.h"
+#include "02_data_parallel/runtime/ctas.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
@@ -96,10 +98,11 @@ void compare_kernels() {
 void select_gpu([[maybe_unused]] const Node& node) {
 #if TRAIN70B_CUDA
     cuda_use_device(node.rank % cuda_device_count());
+    cuda_compute_stream();  // creates the device's context and loads the kernels
 #endif
 }
 
-// Whether any two ranks of a node use the same GPU. NCCL requires one GPU per rank.
+// Whether any two ranks of a node use the same GPU. NCCL requires one GPU per rank, and needs to see the others.
 bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
 #if TRAIN70B_CUDA
@@ -111,6 +114,10 @@ bool share_gpus([[maybe_unused]] const Node& node) {
     MPI_Allgather(local.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
     for (int i = 0; i < node.size; ++i)
         shared = shared || (i != node.rank && local.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
+    if (!shared && cuda_device_count() == 1)
+        say("comm: each rank sees only its own GPU, which can keep NCCL from NVLink (try srun --gpus-per-node instead "
+            "of "
+            "--gpus-per-task or --gpu-bind)\n");
 #endif
     return over_all_ranks(shared, MPI_MAX) > 0;
 }
@@ -151,10 +158,25 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
     return name != "auto" ? name : shared ? "staged" : "nccl";
 }
 
+#if TRAIN70B_CUDA
+CommStreams streams_of(const CommOptions& o) {
+    const int version = nccl_version();
+    say("comm: NCCL {}.{}.{}; its kernels take up to {} of {} multiprocessors for a group, {} for one with little to "
+        "send, "
+        "{} for a channel\n",
+        version / 10000, version / 100 % 100, version % 100, ctas_of(GroupLoad::heavy), cuda_info().multiprocessors,
+        ctas_of(GroupLoad::light), ctas_of(GroupLoad::channel));
+    if (o.streams != "group") return CommStreams::one;
+    if (version >= 22600) return CommStreams::group;
+    say("comm: --comm-streams one, because NCCL orders the kernels of several streams from 2.26 on only\n");
+    return CommStreams::one;
+}
+#endif
+
 std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] const CommOptions& o) {
     if (name == "fake") return make_fake_backend(int(o.fake_rank), int(o.fake_world));
 #if TRAIN70B_CUDA
-    if (name == "nccl") return make_nccl_backend(o.streams == "group" ? CommStreams::group : CommStreams::one);
+    if (name == "nccl") return make_nccl_backend(streams_of(o));
     if (name == "staged") return make_staged_backend();
 #endif
     return make_mpi_backend();
@@ -174,9 +196,13 @@ Comm connect(const CommOptions& options, Device device) {
     const Node node;
     watch_this_node(node);
     divide_cores(node);
+    std::optional<Watchdog::Pause> starts;  // a cold file system, or a driver that compiles, may take minutes
+    if (device == Device::cuda) starts.emplace(*watchdog);
     if (device == Device::cuda) select_gpu(node);
     if (device == Device::cpu) compare_kernels();
-    std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
+    const std::string name = choose_backend(options, device, node);  // waits for all ranks
+    starts.reset();
+    std::unique_ptr<Backend> backend = make_backend(name, options);
     CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
     if (settings.all_reduce.empty()) settings.all_reduce = backend->on_stream() ? "library" : "ring";
     return make_comm(std::move(backend), settings);

@@ -207,11 +207,13 @@ std::string Watchdog::too_long_a_pause() {
     for (const Beat& beat : beats_)
         if (timeout_ > 0 && std::min(beat.unchanged, paused_) > timeout_)
             return fmt::format(
-                "rank {} has not responded for {:.0f} s (--comm-timeout) while files are read or written", beat.rank,
-                timeout_.load());
+                "rank {} has not responded for {:.0f} s (--comm-timeout) while files are read or written, or GPUs "
+                "start",
+                beat.rank, timeout_.load());
     if (paused_ > kLongestPause)
         return fmt::format(
-            "files have been read or written for {:.0f} s: a disk or a rank of another node does not respond",
+            "files have been read or written, or GPUs started, for {:.0f} s: a disk or a rank of another node does not "
+            "respond",
             kLongestPause);
     return {};
 }

@@ -102,7 +102,7 @@ void TrainingRun::allocate() {
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(device), kernels);
     if (device == Device::cuda)
-        say("attention: {}\n",
+        say("GPU: {}\nattention: {}\n", versions_text(device),
             attention_text(device, model.options.dtype, c.head_dim(), options_.document_token.has_value()));
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
