@@ -1,5 +1,7 @@
 // Layouts of all techniques on device tensors, on 4 ranks, over every backend that can work here (how to start it:
 // tests/02_cuda.cpp).
+#include "02_data_parallel/runtime/ctas.h"
+#include "08_3d_full/watch/probe.h"
 #include "tests/checkpoints.h"
 #include "tests/device_comms.h"
 
@@ -73,6 +75,22 @@ TEST_CASE("eight layouts on a GPU: one rank's losses, gradient norms and gradien
         }
     }
 }
+
+#if TRAIN70B_CUDA
+TEST_CASE("the probe's messages go through communicators that are as wide as those of training") {
+    if (!can_run() || !kEmulated || !nccl_works()) return;
+    const Comm comm = nccl_comm(CommStreams::group);
+    const MeshComms ranks = split(comm, {.cp = 2, .pp = 2});
+    std::map<int, uint64_t> before;
+    const auto sent_by = [&](GroupLoad load) { return emulated_nccl_bytes(ctas_of(load)) - before[int(load)]; };
+    for (const GroupLoad load : {GroupLoad::heavy, GroupLoad::light, GroupLoad::channel})
+        before[int(load)] = sent_by(load);
+    const ProbeResult result = probe(comm, ranks, Device::cuda, DType::f32, {64, 4096});
+    cuda_synchronize();
+    EXPECT_EVERYWHERE(sent_by(GroupLoad::light) == 0 && sent_by(GroupLoad::heavy) >= 4 * 4096 &&
+                      sent_by(GroupLoad::channel) >= 4 * 4096);
+}
+#endif
 
 TEST_CASE("a checkpoint of device tensors: the resumed steps are the uninterrupted run's, bit for bit") {
     if (!can_run()) return;

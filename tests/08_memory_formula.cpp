@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "02_data_parallel/runtime/ctas.h"
 #include "08_3d_full/plan/choose.h"
 #include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/plan/record.h"
@@ -118,6 +119,7 @@ TEST_CASE("the layouts of docs/configurations.md") {
 
 TEST_CASE("drawn layouts, of every model, schedule, technique and precision") {
     Comparison drawn("drawn");
+    CtaShare::most = 0;
     for (int64_t number = 0; number < kDrawnLayouts; ++number) {
         if (!in_slice(number)) continue;
         const auto [r, layout] = draw_plan(number, 0);
@@ -128,6 +130,21 @@ TEST_CASE("drawn layouts, of every model, schedule, technique and precision") {
                          fmt::format("{}, {} tokens, batch {}, {}, {}, fp8 {}, {}", r.model.name, r.seq_len,
                                      r.global_batch, short_text(layout), r.cp_algorithm, r.fp8.recipe, r.optimizer)));
     }
+    // What NCCL's kernels take leaves 8 multiprocessors (backend_nccl.cu) of an A100, which has 108, and so of an H100.
+    fmt::print("drawn: at most {} CTAs\n", CtaShare::most);
+    EXPECT(CtaShare::most <= 100);
+}
+
+TEST_CASE("NCCL's kernels of a layout with every kind of group leave 8 multiprocessors of an A100 to computation") {
+    const Folder folder;
+    const PlanRequest r{
+        .model = preset("mixtral-8x7b"), .gpus = 256, .seq_len = 4096, .global_batch = 256, .cp_algorithm = "hybrid"};
+    const Layout layout{.tp = 4, .cp = 4, .dp = 4, .pp = 4, .zero = 3, .hybrid_shard = 4, .ep = 8};
+    const Dataset data = text_of(folder, r.model.vocab, r.seq_len);
+    CtaShare::most = 0;
+    record_step(options_of(r, layout), data, config_of(r, layout), {.only = 64});
+    // world, tp, cp and its parts, dp_cp and its parts, pp, ep, edp, four channels
+    EXPECT(CtaShare::most == 2 + 16 + 16 + 16 + 2 + 16 + 16 + 4 * 4);
 }
 
 TEST_CASE("units that ZeRO-3 gathers ahead, where they are most of what a rank holds") {

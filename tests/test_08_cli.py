@@ -76,7 +76,7 @@ def test_a_model_goes_from_a_pipeline_through_a_file_to_one_rank_and_to_layouts(
 
 def test_probe_prints_the_layout_the_links_and_the_memory(run):
     done = run(PROGRAM, SHAPE, "--tp 2 --pp 2 --steps 1 --probe on", ranks=4)
-    done.says("stage 1", "probe of 4 ranks", "tp, all-reduce over 2", "pp, shift over 2", "formula", where="out")
+    done.says("stage 1", "probe of 4 ranks", "tp, all-reduce over 2", "pp, message of 2 stages", "formula", where="out")
 
 
 def finds_rank_3_slow(done):

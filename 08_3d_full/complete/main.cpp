@@ -31,7 +31,7 @@ static void program(int argc, char** argv) {
     p.allocate();
     say_ramps(flags.ramps);
     say_layout(p, composed, config);
-    check_machines(p, config, flags.probing, flags.links);
+    check_machines(p, composed.ranks, flags.probing, flags.links);
     p.train();
     print_memory(p, config, checkpoints.host_bytes());
     p.finish();

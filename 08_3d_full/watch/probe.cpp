@@ -8,7 +8,6 @@
 
 #include "01_single_gpu/complete/run/bench.h"
 #include "02_data_parallel/runtime/median.h"
-#include "08_3d_full/complete/layout/mesh_comms.h"
 
 namespace train70b {
 
@@ -49,34 +48,44 @@ std::string text_of(const std::vector<std::string>& hosts) {
 
 }  // namespace
 
-ProbeResult probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
-    const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
+ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DType dtype, ProbeSizes sizes) {
+    const auto [side, elements] = sizes.side > 0           ? sizes
+                                  : device == Device::cuda ? ProbeSizes{4096, 1 << 25}
+                                                           : ProbeSizes{384, 1 << 19};
     Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
     Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
     for (Tensor* x : {&a, &b}) fill_normal(*x, 1, {.cols = x->size(), .global_cols = x->size()}, 1);
     fill(message, 1);
-    const MeshComms ranks = split(world, config.mesh);
     world.barrier().wait();
     const double product = 2.0 * double(side) * double(side) * double(side) /
                            median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
     ProbeResult result{.table = Table(fmt::format("probe of {} ranks", world.size()),
                                       {"", "least", "median", "most", Column("").left(), Column("").left()})};
     add_row(result, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
-    for (const auto& [name, comm] :
-         {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
+    // All-reduces, in bytes that a rank sends; NCCL gives a group as much of the GPU as ring attention's has.
+    const Comm cp = ranks.cp.size() > 1 ? ranks.cp.split([](int) { return 0; }, "cp_probe") : ranks.cp;
+    for (const auto& [name, comm] : {std::pair("tp", ranks.tp), {"cp", cp}, {"dp", ranks.dp_cp}}) {
         if (comm.size() == 1) continue;
         world.barrier().wait();
-        // Along pp, a message to the next stage; else an all-reduce.
-        const bool to_next = name == std::string("pp");
-        Tensor in = to_next ? Tensor::like(message, Memory::comm) : Tensor();
-        const double seconds = median_seconds(device, kCalls, [&, group = comm] {
-            to_next ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
-        });
+        const double seconds = median_seconds(device, kCalls, [&, group = comm] { group.all_reduce(message).wait(); });
         fill(message, 1);
-        const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
-        add_row(result, fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
-                world.gather({factor * double(message.bytes()) / seconds / 1e9}));
+        add_row(result, fmt::format("{}, all-reduce over {}", name, comm.size()), "GB/s",
+                world.gather({2.0 * (comm.size() - 1) / comm.size() * double(message.bytes()) / seconds / 1e9}));
     }
+    // Messages to the next stage, on a channel as the pipeline's.
+    double sent = 0;
+    const int n = ranks.pp.size(), rank = ranks.pp.rank();
+    for (int from = 0; from < n && n > 1; ++from) {
+        const int to = (from + 1) % n;
+        const Comm channel = ranks.pp.p2p_channel(from, to);
+        if (rank != from && rank != to) continue;
+        const int peer = (rank == from) == (from < to) ? 1 : 0;
+        const double seconds = median_seconds(device, kCalls, [&] {
+            rank == from ? channel.send(message, peer).wait() : channel.recv(message, peer).wait();
+        });
+        if (rank == from) sent = double(message.bytes()) / seconds / 1e9;
+    }
+    if (n > 1) add_row(result, fmt::format("pp, message of {} stages", n), "GB/s", world.gather({sent}));
     world.take_stats();
     return result;
 }
@@ -137,11 +146,11 @@ std::string probe_links(const Comm& world, Device device) {
     return file.dump(2) + "\n";
 }
 
-void check_machines(Program& p, const ParallelConfig& config, Probing probing, OptionalOutput& links) {
+void check_machines(Program& p, const MeshComms& ranks, Probing probing, OptionalOutput& links) {
     const std::vector<std::string> hosts = hosts_of_ranks();
     p.trainer().note(text_of(hosts), {{"event", "hosts"}, {"hosts", hosts}});
     if (probing == Probing::off) return;
-    const ProbeResult result = probe(p.world, config, p.options.device_kind(), p.options.llama().dtype);
+    const ProbeResult result = probe(p.world, ranks, p.options.device_kind(), p.options.llama().dtype);
     say(result.table);
     if (links.given()) {
         const std::string text = probe_links(p.world, p.options.device_kind());
