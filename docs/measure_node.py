@@ -1,335 +1,290 @@
 #!/usr/bin/env python3
-"""Measures a machine with 1 to 8 GPUs, in order of value; docs/measure_node.sh finds or makes a build and starts this.
+"""Measures a machine with 1 to 8 GPUs, what is worth most first; docs/measure_node.sh starts this.
 
-    bash docs/measure_node.sh [--minutes 9] [--resume] [PART ...]
-
-PARTS: parts
-Each part has a CSV in --out. A run is one command; its rows are written as soon as it has ended, each with status,
-hardware, driver, commit, date and command:
-    ok          it ended with code 0, and its output held what was asked for
-    failed      note: the exit code and the last lines; more in failed.log beside the CSVs
-    timeout     it took longer than its limit
-    not run     note: why it cannot run here, as "out of GPU memory"
-    not tested  a test that found nothing to test here
-    not reached the time of --minutes was over before it began, or before it ended
-Rows of the same run on the same hardware are replaced, others are kept. --resume leaves out what this commit has
-already run on this hardware, also what failed; what was not run or not reached is tried.
-Exit code: 0; 1 if a run failed or took too long; 2 without a usable GPU, and for wrong options.
+A run is one command. Its rows stand in STEP.csv as soon as it has ended: figures, each beside its floor, the time of
+its work at the best rate, and what the cost model of --simulate expects; clock and power meanwhile; what was run, when,
+where. status: ok; failed (note: the last lines; failed.log has more); timeout; not run (note: why); not tested. The
+same command again continues: what this commit has run on this hardware, also what failed, is left out. Exit code: 0;
+1 if a run failed or took too long; 2 without a usable GPU.
 """
 import argparse
-import dataclasses
 import itertools
+import json
 import os
 import pathlib
-import shutil
+import re
 import signal
+import subprocess
 import sys
-import tempfile
-import time
 
 import programs
 import tables
-from measure_node_machine import Node, OutOfTime, Usage
-from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
-                                  sanitizer_summary, steps_of, torch_attention, torch_steps)
-from measure_node_shapes import SCALES, SMALL, resized
+from measure_node_machine import CARDS, Node, execute, last_lines, look
 
-GPU_RESULTS = pathlib.Path("docs/results/gpu")
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NAMES = ("layers", "hidden", "heads", "kv-heads", "ffn", "vocab", "seq-len", "global-batch", "micro-batch")
+SLICE, BLOCK = (4, 4096, 32, 8, 14336, 32768, 8192, 1), (1, 8192, 64, 8, 28672, 32768, 4096, 1)  # of 8B, of 70B
+EXPERTS, SMALL = (1, 2048, 16, 4, 6144, 32768, 4096, 1), (1, 64, 1, 1, 64, 256, 64, 1)
+LAYOUT, SHARED = (8, 4096, 32, 8, 14336, 32768, 4096), (4, 1024, 8, 8, 2816, 32768, 1024, 4)
+MESH, LLAMA_70B = "--tp 8 --pp 4 --zero 1 --sequence-parallel on", (80, 8192, 64, 8, 28672, 128256, 4096, 16)
+RANKS = [*(("first stage", each) for each in ("full", "pointwise", "selective")),
+         *(("last stage", each, MESH, 64, 63) for each in ("none", "full")),
+         ("first stage, fp8 blockwise", "none", f"{MESH} --fp8 blockwise"),
+         ("first stage, zero-bubble", "none", f"{MESH} --pipeline zero-bubble"),
+         *(("zero-3", each, "--zero 3", 16) for each in ("full", "pointwise", "none")),
+         ("zero-3, 8-bit adamw, bf16 gradients", "full", "--zero 3 --optimizer adamw8bit --grad-dtype bf16", 16)]
 RECIPES = ("current", "delayed", "rowwise", "blockwise")
+PRODUCT = ("rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup")
+FIRST_CASES = "*attention*,*product*"
+ONE_CARD = ["env", f"CUDA_VISIBLE_DEVICES={CARDS.split(',')[0] or 0}"]
+AS_HOSTS = [*ONE_CARD, *"NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0 NCCL_ALGO=Ring "
+            "NCCL_PROTO=Simple bash -c".split(), 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec "$0" "$@"']
+# GB/s of a copy and TFLOP/s of a bf16 product, cold and warm: 08_3d_full/complete/layout/device_model.cpp.
+USUAL = {"A100": (1830, 268, 221), "H100": (3000, 794, 654), "H200": (4300, 795, 655), "B200": (6000, 1746, 1439)}
+BENCH = (["--bench", "--bench-warm-ms", 2000], ["--bench", "--bench-warm-ms", 20, "--bench-side", 64])
+LIMITS = re.compile(r"measured limits(, cold)?: copy ([\d.]+) GB/s, \w+ product ([\d.]+) TFLOP/s")
+BF16_BOUND = 2e-2  # of a layout's loss against one rank's: that of tests/08_grid.cpp
 
 
-def ceilings(node):
-    """a large copy and a large product: cold, and after seconds without a pause, as in training"""
-    for dtype in ("bf16", "fp32"):
-        node.run(f"copy, {dtype} product", ["01_single_gpu", *SMALL.flags(), "--dtype", dtype, "--bench", *node.side()],
-                 limits)
+def words_of(shape):
+    return [str(word) for name, size in zip(NAMES, (*shape, 1)) for word in (f"--{name}", size)]
 
 
-def train_slice(node, name, program, flags=(), micro_batches=1):
-    shape = resized(node.scale.slice, global_batch=micro_batches)
-    node.run(name, [program, *shape.flags(), "--dtype", "bf16", "--steps", str(node.scale.steps), *flags],
-             steps_of(node, shape), file_flag="--metrics")
+def shape_of(n, layers, *others):  # without hardware, to try this script: of a second or two
+    return (min((layers + 1) // 2, 4), 32, 8, 8, 32, 256, others[5] // 256, others[6]) if n.tiny else (layers, *others)
 
 
-def steps_of_a_slice(node):
-    """training steps of a few layers of 8B in bf16, of one and four micro-batches"""
-    train_slice(node, "bf16", "01_single_gpu")
-    train_slice(node, "bf16, 4 micro-batches", "01_single_gpu", micro_batches=4)
+def step_row(shape, plan, step_s, key="the step"):
+    """Floor: the model's FLOPs at the data sheet's rate; floor / step is the MFU."""
+    floor = plan["the step"] / 1e3 * plan["MFU"] / 100 if plan else 0
+    return {"step_s": step_s, "floor_s": floor or "", "expected_s": plan[key] / 1e3 if plan else "",
+            "tokens_per_s": shape[6] * shape[7] / step_s, "mfu": floor / step_s or "",
+            "model_tflops_per_rank": floor * plan.get("of", 0) / step_s or ""}
 
 
-def attention(node):
-    """attention and its backward pass in a layer of 8B, by length, and inside documents"""
-    for length in node.scale.attention:
-        attention_of(node, f"{length} tokens", length)
-    length = node.scale.attention[0]
-    attention_of(node, f"{length} tokens, documents", length, ["--document-token", "10"])
+def tests(n, name, chapter, *words, **options):
+    def rows(text):
+        (cases, failed, count), = re.findall(r"test cases: +(\d+) .* (\d+) failed.*\n.*assertions: +(\d+)", text)
+        note = "; ".join(sorted(set(re.findall(r"NOT TESTED: .*|skipped: .*", text))))
+        yield {"status": "not tested" if count == "0" or re.search("no (usable )?GPU|no CUDA", note) else "ok",
+               "cases": cases, "failed": failed, "assertions": count, "note": note}
+    n.run(name, [f"test_0{chapter}", f"--source-file=*/0{chapter}_cuda*.cpp", *words], rows, limit=300, **options)
 
 
-def attention_of(node, name, length, flags=()):
-    shape = resized(node.scale.slice, layers=1, vocab=256, seq_len=length)
-    node.run(name, ["01_single_gpu", *shape.flags(), "--dtype", "bf16", *node.side(), *flags],
-             csv_of("ops", lambda row: {"tokens": length, **op_row(node, row)},
-                    lambda row: row["op"].startswith("attention")), file_flag="--bench-csv")
+def ceilings(n, dtype):
+    def rows(text):
+        usual = USUAL.get(n.known if dtype == "bf16" else "", ("", "", ""))
+        for cold, *values in LIMITS.findall(text):
+            for i, quantity, unit in ((0, "copy", "GB/s"), (1, f"{dtype} product", "TFLOP/s")):
+                yield {"quantity": quantity, "state": "cold" if cold else "warm", "value": values[i], "unit": unit,
+                       "expected": usual[i if cold else 2 * i]}
+    n.run(f"copy, {dtype} product", ["01_single_gpu", *words_of(SMALL), "--dtype", dtype, *BENCH[n.tiny]], rows)
 
 
-def rank_slices(node):
-    """one rank of 64 (or 16) of a 70B run, its peers simulated, with every recomputation: no communication"""
-    mesh = "--tp 8 --pp 4 --zero 1 --sequence-parallel on"
-    runs = [("first stage", 64, 0, mesh, "none"), ("first stage", 64, 0, mesh, "full"),
-            ("last stage", 64, 63, mesh, "none"), ("zero-3", 16, 0, "--zero 3", "full"),
-            ("first stage", 64, 0, mesh, "pointwise"), ("first stage", 64, 0, mesh, "selective"),
-            ("first stage, fp8 blockwise", 64, 0, mesh + " --fp8 blockwise", "none"),
-            ("first stage, zero-bubble", 64, 0, mesh + " --pipeline zero-bubble", "none"),
-            ("zero-3", 16, 0, "--zero 3", "none"), ("zero-3", 16, 0, "--zero 3", "pointwise"),
-            ("zero-3, 8-bit adamw, bf16 gradients", 16, 0, "--zero 3 --optimizer adamw8bit --grad-dtype bf16", "full"),
-            ("last stage", 64, 63, mesh, "full")]
-    for name, world, rank, flags, recompute in runs:
-        steps = str(min(node.scale.steps, 4))
-        node.run(f"{name}, recompute {recompute}",
-                 ["08_3d_full", *node.scale.rank.flags(), "--dtype", "bf16", "--recompute", recompute, "--comm", "fake",
-                  "--fake-world", str(world), "--fake-rank", str(rank), *flags.split(), "--steps", steps],
-                 steps_of(node, node.scale.rank, simulated=world), file_flag="--metrics")
+def train(n, name, shape, flags="", program="01_single_gpu", ranks=1, simulated=0, steps=0, more="", reference=None,
+          before=()):
+    if rows := n.done(name):
+        return rows
+    words = [*words_of(shape), "--dtype", "bf16", *flags.split()]
+    plan = n.expected(words, simulated or ranks)
+    need = plan.get("peak memory", 0) * 1e9
+    if n.memory and need > n.memory:
+        return n.record(name, "not run", [{}], f"needs {need / 1e9:.1f} GB, the card has {n.memory / 1e9:.1f}")
+
+    def rows(_):
+        steps = programs.events(n.file, "step")
+        timed = sorted(steps[5:] or steps[1:], key=lambda step: step["step_s"])
+        middle, key = timed[len(timed) // 2], "computation" if simulated else "the step"
+        row = {"ranks": simulated or ranks, **step_row(shape, plan, middle["step_s"], key), "comm_s": middle["comm_s"],
+               "peak_gib": max(step["memory"]["peak"]["total"] for step in steps) / 2**30,
+               "expected_gib": need / 2**30 or "", "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"]}
+        row |= {f"{key}_gib": max(step["device_memory"][key] for step in steps) / 2**30
+                for key in steps[-1].get("device_memory", ())}
+        if reference and reference[0].get("first_loss"):
+            row["loss_difference"] = abs(row["first_loss"] / float(reference[0]["first_loss"]) - 1)
+            if not row["loss_difference"] <= BF16_BOUND:
+                raise ValueError(f"first loss {row['first_loss']}, of one rank {reference[0]['first_loss']}")
+        yield row
+    return n.run(name, [program, *words, "--steps", steps or (2 if n.tiny else 15), *more.split()], rows, ranks,
+                 before=before, file_flag="--metrics")
 
 
-def ops(node):
-    """every op of a step against its floor: the larger of bytes over copy bandwidth and FLOPs over product rate"""
-    scale = node.scale
-    for name, shape, flags in (("8b slice", scale.slice, ""), ("70b block", scale.block, ""),
-                               ("experts", scale.experts, scale.expert_flags)):
-        node.run(f"{name}, bf16", ["01_single_gpu", *shape.flags(), *flags.split(), "--dtype", "bf16", *node.side()],
-                 csv_of("ops", lambda row: op_row(node, row)), file_flag="--bench-csv")
+def ops(n, name, shape, flags="", wanted=""):
+    words = [*words_of(shape), "--dtype", "bf16", *flags.split()]
+    def rows(text):
+        plan = n.expected(words)
+        copy, product = (max(float(limit[i]) for limit in LIMITS.findall(text)) or float("inf") for i in (1, 2))
+        for row in tables.read(n.file):
+            ms, gflops, gbytes = (float(row[key] or 0) for key in ("ms", "gflops", "gbytes_per_s"))
+            if row["op"].startswith(wanted):
+                yield {**dict.fromkeys(("op", "calls", "ms", "floor_ms", "expected_ms")), **row,
+                       "floor_ms": ms * max(gflops / 1e3 / product, gbytes / copy) or "",
+                       "expected_ms": plan.get("the step" if row["op"] == "whole_step" else row["op"])}
+    n.run(name, ["01_single_gpu", *words, *BENCH[n.tiny]], rows, file_flag="--bench-csv")
 
 
-def tests_01(node):
-    """the CUDA tests of chapter 01: every kernel against the CPU"""
-    node.run("01_cuda", cuda_tests(1), doctest, limit=300)
+def attention(n, length, documents=""):
+    shape = shape_of(n, 1, *SLICE[1:5], 256, length, 1)
+    ops(n, f"{length} tokens" + ", documents" * bool(documents), shape, documents, "attention")
 
 
-def fp8(node):
-    """the slice and the products of its shapes in FP8, by every recipe"""
-    for recipe in RECIPES:
-        train_slice(node, f"fp8 {recipe}", "07_fp8", ["--fp8", recipe, "--tables", "off"])
-    for recipe in RECIPES:
-        if node.options.scale == "full" and node.device == "cuda":
-            node.run(f"products, {recipe}", ["test_measure", "products", "--fp8", recipe], fp8_products)
-        else:
-            node.skip(f"products, {recipe}", "its shapes are large and fixed")
+def torch(n):
+    shape = shape_of(n, *SLICE)
+    def rows(text):
+        plan = n.expected([*words_of(shape), "--dtype", "bf16"])
+        for each in map(json.loads, re.findall(r"(?m)^\{.*", text)):
+            yield {**(step_row(shape, plan, each["step_s"]) if "form" in each else {}), **each}
+    words = [*words_of(shape)[:14], "--attention", f"{shape[6]},{4 * shape[6]}"]
+    n.run("PyTorch", ["docs/peer_torch_gpu.py", *words], rows, before=[sys.executable], limit=300)
 
 
-def torch(node):
-    """PyTorch beside it: steps of the same slice, scaled_dot_product_attention by length"""
-    shape = node.scale.slice
-    node.torch("eager", [*shape.flags("global-batch"), "--forms", "eager"], torch_steps(node, shape))
-    for length in node.scale.attention:
-        words = [*shape.flags("global-batch", "seq-len"), "--forms", "", "--attention", str(length)]
-        node.torch(f"{length} tokens", words, torch_attention)
-    node.torch("compile", [*shape.flags("global-batch"), "--forms", "compile"], torch_steps(node, shape))
+def rank_of_70b(n, name, recompute, flags=MESH, world=64, rank=0):
+    train(n, f"{name}, recompute {recompute}", shape_of(n, *LLAMA_70B), f"--recompute {recompute} {flags}",
+          "08_3d_full", simulated=world, steps=4, more=f"--comm fake --fake-world {world} --fake-rank {rank}")
 
 
-def links(node):
-    """the links between the GPUs: all-reduces of 1 KiB and more, bandwidth and latency of a message"""
-    if node.ranks < 2:
-        return node.skip("all", "one GPU has no links")
-    node.write_topology()
-    for ranks in sorted({2, node.ranks}):
-        flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
-        node.run(f"all-reduce over {ranks}",
-                 ["test_measure", "all-reduce", "--largest-mb", str(node.scale.all_reduce_mb)],
-                 csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
-                                                   "unit": "GB/s", "seconds_each": row.pop("seconds"), **row}),
-                 ranks=ranks, file_flag="--csv", limit=240)
-        node.run(f"links of {ranks}", ["08_3d_full", *flags, "--steps", "1"], links_of(ranks), ranks=ranks,
-                 file_flag="--probe-file")
+def links(n):
+    def rows(_):
+        usual, text = n.cluster.get("nvlink", {}), n.file.read_text("utf-8")
+        listed = [{"link": name, **link} for name, link in json.loads(text).items() if isinstance(link, dict)] \
+            if text[0] == "{" else tables.read(n.file)
+        for row in listed:
+            yield {"bytes_per_s": row.pop("bus_bytes_per_s", None) or row["bytes_per_s"], "line_rate": n.link * 1e9,
+                   "expected": usual.get("bytes_per_s"), "each_s": row.pop("seconds"), **row,
+                   "expected_s": usual.get("seconds")}
+    for ranks in sorted({2, n.ranks}) if n.ranks > 1 else ():
+        n.run(f"all-reduce over {ranks}", ["test_measure", "all-reduce", "--largest-mb", 1 if n.tiny else 256], rows,
+              ranks, 240, file_flag="--csv")
+        n.run(f"links of {ranks}", ["08_3d_full", *words_of((*SMALL[:-1], ranks)), "--steps", 1], rows, ranks,
+              file_flag="--probe-file")
 
 
-def tests(node):
-    """the CUDA tests of the other chapters, on two ranks (08: four), through host memory and, with as many GPUs, NCCL"""
-    for chapter in range(2, 9):
-        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=4 if chapter == 8 else 2, limit=300)
+def train_layouts(n, shape, backend, listed, before=()):
+    reference = train(n, "one rank", shape)
+    comm = f"--comm {backend}" + " --comm-timeout 120" * (n.device == "cuda")  # NCCL connects some ten groups
+    for ranks, flags in listed:
+        for name, streams in (("", ""), (", one stream", " --comm-streams one")):
+            row, *_ = train(n, f"{backend} {ranks}: {flags}{name}", shape, flags, "08_3d_full", ranks, before=before,
+                            more=comm + streams, reference=None if "fp8" in flags else reference)
+            if row["status"] != "timeout" and "--comm-timeout" not in row["note"]:
+                break  # else: do the groups wait for each other?
 
 
-def cuda_tests(chapter):
-    return [f"test_0{chapter}", f"--source-file=*/0{chapter}_cuda*.cpp"]
-
-
-def shared_card(node):
-    """two and four ranks on one card: through host memory, and NCCL between ranks that count as different hosts"""
-    one_card = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
-    layouts = [(2, "--dp 2 --zero 1"), (2, "--tp 2 --sequence-parallel on"), (2, "--pp 2"), (2, "--cp 2"),
-               (4, "--dp 2 --tp 2 --zero 3"), (4, "--pp 2 --tp 2"), (4, "--cp 2 --dp 2 --zero 2")]
-    backend = "staged" if node.device == "cuda" else "mpi"
-    trained = train_layouts(node, node.scale.shared, [(backend, *layout, one_card) for layout in layouts])
-    as_hosts = {**one_card, "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-                "NCCL_MNNVL_ENABLE": "0", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-    if node.device == "cpu":
-        return node.skip("nccl", "no GPU")
-    node.run("nccl 2: 02_cuda", cuda_tests(2), doctest, ranks=2, environment=as_hosts, own_host=True)
-    train_layouts(node, node.scale.shared, [("nccl", ranks, flags, as_hosts) for ranks, flags in layouts[:6]], trained)
-
-
-def layouts(node):
-    """every mesh and ZeRO stage that the GPUs allow, one rank per GPU, against one rank's loss; then some variants"""
-    if node.ranks < 2:
-        return node.skip("all", "one GPU")
-    n, listed = node.ranks, []
-    axes = [a for a in itertools.product((1, 2, 4, 8), repeat=3) if n % (a[0] * a[1] * a[2]) == 0]
-    for stages in ((1, 0), (3,), (2,), (0,)):
+def layouts(n):
+    N, listed = n.ranks, []
+    axes = [a for a in itertools.product((1, 2, 4, 8), repeat=3) if N % (a[0] * a[1] * a[2]) == 0]
+    for zero in (1, 3, 2, 0):
         for tp, pp, cp in sorted(axes, key=lambda a: (sum(x > 1 for x in a), a[::-1])):
-            dp = n // (tp * pp * cp)
-            zero = stages[0] if dp * cp > 1 else stages[-1]
-            if dp * cp == 1 and zero > 0:
-                continue
-            flags = f"--dp {dp} --tp {tp} --pp {pp} --cp {cp} --zero {zero}" + " --sequence-parallel on" * (tp > 1)
-            if flags not in listed:
-                listed.append(flags)
-    listed.append(f"--dp {n} --zero 3 --fp8 current")
-    if (even := n & -n) > 1:  # the part of n that is a power of two; dp takes the rest
-        listed += [f"{flags} --dp {n // even}" for flags in (
-            f"--tp {even} --tp-overlap on", f"--tp {even} --fp8 blockwise", f"--pp {even} --pipeline zero-bubble",
-            f"--pp {even} --pipeline gpipe", f"--cp {even} --cp-algorithm ring", f"--cp {even} --cp-algorithm ulysses",
-            f"--cp {even} --cp-algorithm gather")]
-    batch = 8 if 8 % n == 0 else n
-    train_layouts(node, resized(node.scale.layout, global_batch=batch), [("auto", n, flags, {}) for flags in listed])
+            dp = N // (tp * pp * cp)
+            stage, sequence = zero if dp * cp > 1 else 0, " --sequence-parallel on" * (tp > 1)
+            listed.append(f"--dp {dp} --tp {tp} --pp {pp} --cp {cp} --zero {stage}{sequence}")
+    X = N & -N  # the part of N that is a power of two; dp takes the rest
+    listed += [f"--dp {N} --zero 3 --fp8 current", *(f"--dp {N // X} --{flags}" for flags in (
+        f"tp {X} --tp-overlap on", f"tp {X} --fp8 blockwise", f"pp {X} --pipeline zero-bubble",
+        f"pp {X} --pipeline gpipe", f"cp {X} --cp-algorithm ring", f"cp {X} --cp-algorithm ulysses",
+        f"cp {X} --cp-algorithm gather") if X > 1)]
+    if N > 1:
+        shape = shape_of(n, *LAYOUT, N if n.tiny or 8 % N else 8)
+        train_layouts(n, shape, "auto", [(N, flags) for flags in dict.fromkeys(listed)])
 
 
-def train_layouts(node, shape, runs, reference=None):
-    """Trains one rank, then each (backend, ranks, flags, environment), and compares losses."""
-    train = ["--dtype", "bf16", "--steps", str(node.scale.steps)]
-    reference = reference or node.run("one rank", ["01_single_gpu", *shape.flags(), *train], steps_of(node, shape),
-                                      file_flag="--metrics")
-    # NCCL connects some ten groups in the first step.
-    patient = ["--comm-timeout", "120"] if node.device == "cuda" else []
-    for backend, ranks, flags, environment in runs:
-        def train_once(name, *more):
-            words = ["08_3d_full", *shape.flags(), *train, "--comm", backend, *flags.split(), *patient, *more]
-            return node.run(name, words,
-                            steps_of(node, shape, ranks=ranks, reference=None if "fp8" in flags else reference),
-                            ranks=ranks, environment=environment, own_host=backend == "nccl" and bool(environment),
-                            file_flag="--metrics")
-        name = f"{backend} {ranks}: {flags}"
-        if train_once(name)[0]["status"] == "timeout" or "--comm-timeout" in node.mine(name)[0]["note"]:
-            train_once(f"{name}, one stream", "--comm-streams", "one")  # ends: the groups' kernels waited for each other
-    return reference
+STEPS = {  # in order: what is measured, and how
+    "kernels": ("01_cuda's cases of attention and products: kernels against the CPU", lambda n: tests(
+        n, "attention, products", 1, f"--test-case={FIRST_CASES}", "--test-case-exclude=*beyond*")),
+    "nccl": ("02_cuda, two ranks over NCCL: on two cards, or on one that counts as two hosts", lambda n: tests(
+        n, "02_cuda", 2, ranks=2, before=() if n.gpus > 1 else AS_HOSTS)),
+    "ceilings": ("a large copy and a large product, cold, and after seconds without a pause", lambda n: [
+        ceilings(n, dtype) for dtype in ("bf16", "fp32")]),
+    "slice": ("four layers of 8B in bf16, four micro-batches a step: the step, every op of it", lambda n: (
+        train(n, "bf16, 4 micro-batches", shape_of(n, *SLICE[:7], 4)),
+        ops(n, "bf16, 4 micro-batches, ops", shape_of(n, *SLICE[:7], 4)))),
+    "attention": ("attention and its gradient in a layer of 8B, 8,192 and 32,768 tokens", lambda n: [
+        attention(n, length) for length in (8192, 32768)]),
+    "fp8": ("three steps of the slice by each FP8 recipe", lambda n: [
+        train(n, f"fp8 {each}", shape_of(n, *SLICE), f"--fp8 {each}", "07_fp8", steps=3, more="--tables off")
+        for each in RECIPES]),
+    "torch": ("the slice in PyTorch, eager and compiled, and its attention", torch),
+    "tests_01": ("the other cases of 01_cuda", lambda n: (
+        tests(n, "others", 1, f"--test-case-exclude={FIRST_CASES}"),
+        tests(n, "long attention", 1, "--test-case=*beyond*attention*"))),
+    "rank_70b": ("one rank of 64 of a 70B run, its peers simulated", lambda n: rank_of_70b(n, "first stage", "none")),
+    "links": ("several GPUs: all-reduces of 1 KiB and more, bandwidth and latency of the links", links),
+    "layouts": ("several GPUs: every mesh and ZeRO stage that they allow against one rank's loss", layouts),
+    "tests": ("the CUDA tests of 03 to 08 on two ranks (08: four); on one card over NCCL where they end", lambda n: (
+        [tests(n, f"0{i}_cuda", i, ranks=4 if i == 8 else 2) for i in range(3, 9)],
+        [tests(n, f"0{i}_cuda, nccl", i, ranks=2, before=AS_HOSTS) for i in (3, 5, 7) if n.gpus < 2])),
+    "ops": ("every op of the slice, of a layer of 70B, of experts; other lengths of attention, documents", lambda n: (
+        ops(n, "8b slice, bf16", shape_of(n, *SLICE)), ops(n, "70b block, bf16", shape_of(n, *BLOCK)),
+        ops(n, "experts, bf16", shape_of(n, *EXPERTS), "--experts 128 --top-k 8"),  # as Qwen3-30B-A3B's
+        attention(n, 8192, "--document-token 10"), [attention(n, length) for length in (4096, 16384, 131072)])),
+    "products": ("products in bf16 and by each FP8 recipe, with the casts", lambda n: [
+        n.run(recipe, ["test_measure", "products", "--fp8", recipe], lambda text: [
+            dict(zip(PRODUCT, row)) for row in re.findall(r"(?m)^ *(\d+)" + r" +([\d.]+)" * 6 + " x", text)])
+        for recipe in RECIPES if not n.tiny]),
+    "rank_slices": ("other ranks of 70B runs: recomputation, last stage, FP8, zero-bubble, ZeRO-3", lambda n: [
+        rank_of_70b(n, *each) for each in RANKS]),
+    "shared_card": ("two and four ranks on one card, through host memory, against one rank", lambda n: train_layouts(
+        n, shape_of(n, *SHARED), "staged" if n.device == "cuda" else "mpi",
+        [(2, "--dp 2 --zero 1"), (2, "--tp 2 --sequence-parallel on"), (2, "--pp 2"), (2, "--cp 2"),
+         (4, "--dp 2 --tp 2 --zero 3"), (4, "--pp 2 --tp 2"), (4, "--cp 2 --dp 2 --zero 2")], ONE_CARD))}
 
 
-def long_attention(node):
-    """attention of one long sequence"""
-    attention_of(node, f"{node.scale.long_attention} tokens", node.scale.long_attention)
-
-
-def sanitizer(node):
-    """compute-sanitizer on every case of 01_cuda"""
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if node.device == "cpu" or not pathlib.Path(tool).exists():
-        return node.skip("all", "no GPU" if node.device == "cpu" else "no compute-sanitizer")
-    listed = node.output([*cuda_tests(1), "--list-test-cases"])
-    cases = [line.strip() for line in listed.splitlines() if line.strip().startswith("cuda: ")]
-    if not cases:
-        return node.skip("all", "01_cuda has no cases")
-    for check in ("memcheck", "racecheck"):
-        for case in cases:
-            pattern = case.replace(",", "?")  # a comma would separate two patterns
-            node.run(f"{check}: {case}", [*cuda_tests(1), f"--test-case={pattern}"], sanitizer_summary,
-                     before=[tool, "--tool", check, "--error-exitcode", "9"])
-
-
-STEP_COLUMNS = ("ranks", "tokens_per_s", "tokens_per_s_per_rank", "step_s", "model_tflops_per_rank", "mfu", "comm_s",
-                "peak_gib", "device_gib", "other_gib", "first_loss", "last_loss", "loss_difference")
-OP_COLUMNS = ("op", "calls", "ms", "floor_ms", "times_floor", "reference_floor_ms", "times_reference_floor", "share",
-              "gflops", "gbytes_per_s")
-TEST_COLUMNS = ("cases", "failed", "assertions")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    run: object
-    columns: tuple
-    seconds: int  # after so many, the other parts come first and the rest of this one last
-
-
-PARTS = {
-    "ceilings": Part(ceilings, ("quantity", "state", "value", "unit", "reference"), 60),
-    "slice": Part(steps_of_a_slice, STEP_COLUMNS, 60),
-    "attention": Part(attention, ("tokens", *OP_COLUMNS), 80),
-    "rank_slices": Part(rank_slices, STEP_COLUMNS, 120),
-    "ops": Part(ops, OP_COLUMNS, 60),
-    "tests_01": Part(tests_01, TEST_COLUMNS, 120),
-    "fp8": Part(fp8, (*STEP_COLUMNS, "rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup"), 90),
-    "torch": Part(torch, (*STEP_COLUMNS, "tokens", "op", "calls", "ms", "gflops"), 240),
-    "links": Part(links, ("quantity", "value", "unit", "ranks", "bytes", "algorithm", "seconds_each"), 120),
-    "layouts": Part(layouts, STEP_COLUMNS, 3600),
-    "tests": Part(tests, TEST_COLUMNS, 240),
-    "shared_card": Part(shared_card, (*STEP_COLUMNS, *TEST_COLUMNS), 180),
-    "long_attention": Part(long_attention, ("tokens", *OP_COLUMNS), 120),
-    "sanitizer": Part(sanitizer, ("errors", "warnings"), 600),
-}
-
-
-def summary(node, names, seconds):
-    kinds = ("ok", "failed", "timeout", "not run", "not tested", "not reached")
-    print(f"\n{node}: {seconds:.0f} s\n")
-    bad, lines = [], []
-    for name in names:
-        node.begin(name, PARTS[name].columns, 0)
-        here = [row for row in node.rows if (row["hardware"], row["commit"]) == (node.hardware, node.commit)]
-        runs = {row["run"]: row for row in here}
-        counts = [sum(row["status"] == kind for row in runs.values()) for kind in kinds]
-        spent = sum(float(row["seconds"]) for row in runs.values())
-        lines.append([name, *(count or "" for count in counts), f"{spent:.0f}", node.path() if runs else "not reached"])
-        bad += [f"{name}: {run}: {row['status']}: {row['note'][:200]}" for run, row in runs.items()
-                if row["status"] in ("failed", "timeout")]
-    print("\n".join(tables.markdown(["part", *kinds, "seconds", "file"], lines, "-" + ":" * (len(kinds) + 1) + "-")))
-    print("\n" + "\n".join(bad) if bad else "\nno run failed")
-    return 1 if bad else 0
-
-
-def measure_all(node, names):
-    for capped in (True, False):
-        for name in names:
-            node.begin(name, PARTS[name].columns, PARTS[name].seconds if capped else float("inf"))
-            try:
-                PARTS[name].run(node)
-            except OutOfTime:
-                if time.monotonic() > node.end - node.options.least:
-                    return
+def probed(options, lacking):
+    """What 01_single_gpu prints; it is built first if it is not there, does not start or has no CUDA."""
+    words = [options.bin / "01_single_gpu", *words_of(SMALL), "--dtype", "bf16", "--steps", 0]
+    code, text, _ = execute([*words, "--device", options.device], 120)
+    if options.bin == ROOT / "build/bin" and (code == 127 or "this build has no CUDA" in text) and not lacking:
+        build = ["bash", "tests/setup.sh", "build", "-DTRAIN70B_CUDA=ON", "-DCMAKE_CUDA_COMPILER=nvcc"]
+        if subprocess.call(build, env=programs.ENVIRONMENT) == 0:
+            code, text, _ = execute([*words, "--device", options.device], 120)
+    if code != 0:
+        print(f"measure_node: {last_lines(text)}", file=sys.stderr)
+        sys.exit(2)
+    return text
 
 
 def main():
-    listed = "".join(f"\n    {name:12} {part.run.__doc__}" for name, part in PARTS.items())
-    parser = argparse.ArgumentParser(prog="bash docs/measure_node.sh",
-                                     description=__doc__.replace(" parts\n", listed + "\n", 1),
+    about = "\n    ".join([f"{__doc__}\nThe steps:", *(f"{name:12} {what}" for name, (what, _) in STEPS.items())])
+    parser = argparse.ArgumentParser(prog="bash docs/measure_node.sh", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
-    parser.add_argument("--minutes", type=float, help="end within so many minutes, building included")
-    parser.add_argument("--resume", action="store_true", help="leave out what this commit has run on this hardware")
-    parser.add_argument("--out", type=pathlib.Path, default=GPU_RESULTS, help="folder of the CSVs [%(default)s]")
-    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/bin"), help="the build [%(default)s]")
-    parser.add_argument("--commit", help="of the build, where there is no git [git's, else the build's hash]")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out; needs --out")
-    parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: to try this out; needs --out")
-    parser.add_argument("--ranks", type=int, help="ranks of links and layouts [one per GPU, at most 8]")
-    parser.add_argument("--least", type=float, default=10, help="seconds that a run needs to be begun [%(default)s]")
-    parser.add_argument("--seconds-used", type=float, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
+    parser.add_argument("--minutes", type=float, help="end within so many minutes, the build not counted")
+    parser.add_argument("--out", type=pathlib.Path, help="folder of the CSVs [docs/results/gpu; without a GPU out/gpu]")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin", help="programs, also built elsewhere")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out")
     options = parser.parse_args()
-    started = time.monotonic() - options.seconds_used
-    for name in options.parts:
-        if name not in PARTS:
-            parser.error(f"{name} is none of {', '.join(PARTS)}")
-    if options.out.resolve() == GPU_RESULTS.resolve() and (options.device == "cpu" or options.scale != "full"):
-        parser.error(f"{GPU_RESULTS} is for GPUs at full scale: name another folder with --out")
+    if unknown := set(options.steps) - set(STEPS):
+        parser.error(f"{', '.join(unknown)}: the steps are {', '.join(STEPS)}")
+    options.bin, options.out = options.bin.resolve(), options.out and options.out.resolve()
+    os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="measure_node.") as folder:
-        try:
-            node = Node(options, started, pathlib.Path(folder))
-            if "emulated" in node.name and options.out.resolve() == GPU_RESULTS.resolve():
-                raise Usage(f"{node.name} is no hardware: name another folder than {GPU_RESULTS} with --out")
-        except (Usage, Unreadable) as why:
-            print(f"measure_node: {why}", file=sys.stderr)
-            return 2
-        names = [name for name in PARTS if not options.parts or name in options.parts]
-        print(f"{node}; results in {options.out}", flush=True)
-        measure_all(node, names)
-        return summary(node, names, time.monotonic() - started)
+    checked, memory, link = look()
+    for what, has, advice in checked:
+        print(f"{what:7} {has or 'not found'}" + f": {advice}" * bool(advice), flush=True)
+    lacking = [what for what, has, _ in checked if what in ("nvcc", "NCCL", "MPI") and not has]
+    device = re.search(r" on cuda \((.*), (\d+) visible\)", probed(options, lacking))
+    name, gpus = (device[1], int(device[2])) if device else (programs.hardware(), 0)
+    tiny = not device or "emulated" in name
+    known = "".join(re.findall(r"\b(?:A100|H100|H200|B200)\b", name)[:1]) or "H100" * tiny
+    clusters = sorted(pathlib.Path("08_3d_full/plan/clusters").glob(f"{known.lower()}-8*.json")) if known else []
+    options.out = options.out or ROOT / ("out/gpu" if tiny else "docs/results/gpu")
+    n = Node(options, hardware=f"{gpus} x {name}" if device else name, driver=checked[0][1].split(",")[0], gpus=gpus,
+             ranks=min(gpus or 2, 8), memory=memory, link=link, tiny=tiny, known=known,
+             commit=execute([options.bin / "01_single_gpu", "--version"], 60)[1].split()[-1],
+             cluster=json.loads(clusters[0].read_text("utf-8")) if clusters else {})
+    print(f"{n.hardware}, commit {n.commit}: results in {n.out}", flush=True)
+    n.out.mkdir(parents=True, exist_ok=True)
+    try:
+        n.begin("check")
+        n.record("check", "ok", [dict(zip(("what", "found", "advice"), each)) for each in checked])
+        for step in [step for step in STEPS if step in (n.steps or STEPS)]:
+            n.begin(step)
+            STEPS[step][1](n)
+    except TimeoutError as over:
+        print(f"the time is over at {over}; the same command goes on from there")
+    bad = [": ".join((*run, status)) for run, status in n.statuses.items() if status in ("failed", "timeout")]
+    print("\n".join(bad) or "no run failed")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

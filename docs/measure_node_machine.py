@@ -1,320 +1,203 @@
-"""The machine that measure_node.py measures: it runs commands there, and keeps a record of each."""
-import collections
+"""The machine that measure_node.py measures: what it has and lacks; runs on it, and a CSV row for each figure."""
+import contextlib
 import ctypes
 import datetime
-import hashlib
-import importlib.util
+import glob
+import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 
 import programs
 import tables
-from measure_node_readers import NotTested, Unreadable, found
-from measure_node_shapes import SCALES, SMALL
 
-
-class OutOfTime(Exception):
-    pass
-
-
-class Usage(Exception):
-    pass
-
-
-LEAST_DRIVER = 580  # of CUDA 13
-LIBC = ctypes.CDLL(None)
-# What nvidia-smi says while runs are measured: clocks, power, what limits them, and who else is there.
-COLUMNS = ["sm_mhz", "power_w", "limited_by", "others"]
-PERIOD_MS = 500
-QUERY = "index,clocks.sm,power.draw,clocks_event_reasons.active,memory.used"
+CUDA, CARDS = os.environ.get("CUDA_HOME", "/usr/local/cuda"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+SMI = ["nvidia-smi", "--format=csv,noheader,nounits", *([f"--id={CARDS}"] if CARDS else [])]
 # Bits of clocks_event_reasons.active; the first, an idle GPU, is none of interest.
-REASONS = {0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
-           0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake", 0x100: "display clocks"}
-COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+LIMITS = {0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
+          0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake", 0x100: "display clocks"}
+REASON = re.compile(r".*(?:check failed|rror\b|ERROR|cannot|not allocate|timeout|emulate: ).*")
+ENDS = "run status sm_mhz power_w limited_by others seconds note hardware driver commit date command".split()
 
 
-def clean(text):
-    return " ".join(re.sub(r"[^\x20-\x7e\n]", "", text).split())
-
-
-REASON = re.compile(r"check failed|rror\b|ERROR|cannot|not allocate|timeout|emulate: ")
+def execute(words, limit):
+    """(exit code or None at the limit, output, seconds); nothing of it is left running."""
+    begin = time.monotonic()
+    try:
+        code, text, _ = programs.run(words, limit, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    except OSError as why:
+        code, text = 127, str(why)
+    return code, re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text), time.monotonic() - begin
 
 
 def last_lines(text):
     """The first line that sounds like a reason and the last ones, without the blocks that mpirun draws."""
     own = re.sub(r"^-{40,}\s*\n.*?^-{40,}\s*\n", "", text + "\n", flags=re.M | re.S)
     lines = (own if own.strip() else text).strip().splitlines()
-    reason = [line for line in lines[:-5] if REASON.search(line)][:1]
-    return clean("\n".join([line[:300] for line in [*reason, *lines[-5:]]]))
+    return " ".join(" ".join(line[:300] for line in [*filter(REASON.match, lines[:-5]), ""][:1] + lines[-5:]).split())
 
 
-def shown(value):
-    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+def said(*words):
+    code, text, _ = execute(words, 4)
+    return text if code == 0 else ""
 
 
-def ends_with_this():
-    """In the child: it ends if this script is killed."""
-    PR_SET_PDEATHSIG = 1
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def version(library, function):
+    """The number that a C function stores; 0: no such library."""
+    number = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(library), function)(ctypes.byref(number))
+    return number.value
 
 
-Sample = collections.namedtuple("Sample", "time gpu mhz watts reasons mib")
+def add_libraries(folder):
+    old = programs.ENVIRONMENT.get("LD_LIBRARY_PATH")
+    programs.ENVIRONMENT["LD_LIBRARY_PATH"] = f"{folder}:{old}" if old else folder
 
 
-def parsed(line, now):
-    """None: a line that is no sample, or has none of the numbers ("[N/A]" of a MIG slice)."""
-    words = [word.strip() for word in line.split(",")]
-    try:
-        return Sample(now, words[0], float(words[1]), float(words[2]), int(words[3], 16), float(words[4]))
-    except (ValueError, IndexError):
-        return None
+def slurm(gpus):
+    """What to type for a step with GPUs and cores: srun does not take the number of cores from salloc."""
+    job = int("0" + re.match(r"\d*", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))[0])
+    enough = f"--gpus-per-node={gpus} --cpus-per-task={max(job, 2 * gpus)}"
+    typed = f"srun {enough}" if job >= 2 * gpus else f"salloc --nodes=1 {enough} srun {enough}"
+    return f"type {typed} --pty bash docs/measure_node.sh" if "SLURM_JOB_ID" in os.environ else ""
 
 
-class Monitor:
-    """Reads nvidia-smi's samples in a thread. Without nvidia-smi, or where it fails, every row's columns stay empty."""
+def look():
+    """In at most 20 s: ([(what, what there is, what to do about it), ...], bytes of a GPU, GB/s of its links)"""
+    asked = "--query-gpu=name,driver_version,memory.total,memory.used,pcie.link.gen.max,pcie.link.width.max"
+    cards = [line.split(", ") for line in said(*SMI, asked).splitlines() if line.count(", ") == 5]
+    name, driver, memory, used, *pcie = cards[0] if cards else [""] * 6
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{CUDA}/bin") or ""
+    programs.ENVIRONMENT["PATH"] += f":{os.path.dirname(nvcc)}" if nvcc else ""
+    toolkit = 1000 * int(("0" + "".join(re.findall(r"release (\d+)", said(nvcc, "--version")))))
+    known, compat = (version(f"{place}libcuda.so.1", "cuDriverGetVersion") for place in ("", f"{CUDA}/compat/"))
+    if 0 < known < toolkit <= compat:  # NVIDIA's package for an older driver
+        add_libraries(f"{CUDA}/compat")
+        known = compat
+    nccl = version("libnccl.so.2", "ncclGetVersion")
+    for folder in [] if nccl else [each for path in sys.path for each in glob.glob(f"{path}/nvidia/*/lib")]:
+        add_libraries(folder)  # PyTorch's packages have cuBLAS, too
+        nccl = nccl or version(f"{folder}/libnccl.so.2", "ncclGetVersion")
+    mpi, ranks, cores = said("mpirun", "--version").split("\n")[0], len(cards) or 1, len(os.sched_getaffinity(0))
+    links = list(map(float, re.findall(r"Link \d+: ([\d.]+) GB/s", said("nvidia-smi", "nvlink", "-s", "-i", "0"))))
+    lanes = 0.985 * 2 ** (int(pcie[0]) - 3) * int(pcie[1]) if "".join(pcie).isdigit() else 0
+    return [
+        ("driver", f"{driver}, CUDA {known // 1000}.{known % 100 // 10}" if known else driver,
+         f"older than nvcc: install cuda-compat-{toolkit // 1000}-0 or a newer driver, or load CUDA {known // 1000}"
+         if 0 < known < toolkit else "" if driver or known else slurm(8) or "install NVIDIA's driver"),
+        ("GPUs", f"{len(cards)} x {name}, {memory} MiB, {used} of it in use" if cards else "",
+         "nvidia-smi shows none" if not cards else "wait for the others" if int("0" + used) > 2000 else ""),
+        ("nvcc", nvcc, "" if nvcc else "to build here, module load cuda or install cuda-toolkit"),
+        ("NCCL", f"{nccl // 10000}.{nccl % 10000 // 100}.{nccl % 100}" if nccl else "",
+         "module load nccl, apt install libnccl-dev, or pip install nvidia-nccl-cu13" if not nccl else
+         "from 2.26 on it keeps one order of several groups' kernels" if nccl < 22600 else ""),
+        ("MPI", mpi, "" if mpi else "module load openmpi, or apt install libopenmpi-dev openmpi-bin"),
+        ("cores", f"{cores} for {ranks} rank{'s' * (ranks > 1)}",
+         "" if cores >= 2 * ranks else slurm(ranks) or "allow two for each rank (taskset, docker --cpuset-cpus)"),
+        ("links", f"{len(links)} NVLinks, {sum(links):.0f} GB/s" if links else f"PCIe, {lanes:.0f} GB/s" * (lanes > 0),
+         "" if links or lanes else "nvidia-smi does not say"),
+    ], float("0" + memory) * 2**20, sum(links) or lanes
 
-    def __init__(self, before_exec=None):
-        self.samples, self.child = [], None
-        self.tool = shutil.which("nvidia-smi")
-        if not self.tool:
-            return
-        words = [self.tool, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits", f"-lms={PERIOD_MS}"]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        if visible:
-            words.append(f"--id={visible}")
-        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                      encoding="utf-8", stdin=subprocess.DEVNULL, preexec_fn=before_exec)
-        threading.Thread(target=self.read, daemon=True).start()
 
-    def read(self):
-        for line in self.child.stdout:
-            sample = parsed(line, time.monotonic())
-            if sample:
-                self.samples.append(sample)
-
-    def before(self):
-        """Memory and processes on the GPUs while no program of ours runs: other tenants."""
-        if not self.child:
-            return ""
-        words = [self.tool, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
-        try:
-            asked = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=10)
-        except subprocess.TimeoutExpired:
-            return "nvidia-smi does not answer"
-        lines = [line for line in asked.stdout.splitlines() if line.split(",")[0].strip().isdigit()]
-        latest = {sample.gpu: sample.mib for sample in self.samples[-16:]}  # of at most 8 GPUs
-        used = f", {sum(latest.values()):.0f} MiB in use" if latest else ""
-        return f"{len(lines)} processes{used}" if asked.returncode == 0 else ""
-
-    def during(self, begin, end):
-        """The columns of a run between these times: of the GPU with the lowest clock, and of that with most power."""
-        here = [sample for sample in list(self.samples) if begin <= sample.time <= end]
-        if not here:
-            return {}
-        def middles(key):
-            return [statistics.median(key(s) for s in here if s.gpu == gpu) for gpu in {s.gpu for s in here}]
-        bits = {bit for sample in here for bit in REASONS if sample.reasons & bit}
-        return {"sm_mhz": min(middles(lambda s: s.mhz)), "power_w": max(middles(lambda s: s.watts)),
-                "limited_by": ", ".join(REASONS[bit] for bit in sorted(bits))}
+def watched(lines):
+    """The columns of nvidia-smi's samples: of the GPU with the lowest clock, and of that with most power."""
+    samples = [words for line in lines if len(words := line.split(", ")) == 5 and "N/A" not in line]
+    def middles(column):
+        return [statistics.median(float(s[column]) for s in samples if s[0] == gpu) for gpu in {s[0] for s in samples}]
+    bits = {bit for sample in samples for bit in LIMITS if int(sample[3], 16) & bit}
+    return {"sm_mhz": min(middles(1)), "power_w": max(middles(2)),
+            "limited_by": ", ".join(LIMITS[bit] for bit in sorted(bits))} if samples else {}
 
 
 class Node:
-    FIRST = ["run", "status"]
-    LAST = [*COLUMNS, "seconds", "note", "hardware", "driver", "commit", "date", "command"]
+    def __init__(self, options, **facts):
+        self.__dict__ |= vars(options) | facts
+        self.end = time.monotonic() + 60 * self.minutes if self.minutes else float("inf")
+        self.folder = tempfile.TemporaryDirectory(prefix="measure_node.")
+        self.file, self.samples, self.statuses = pathlib.Path(self.folder.name) / "file", [], {}
+        pathlib.Path(f"{self.file}.json").write_text(json.dumps({**self.cluster, "nodes": 8}), "utf-8")
+        if self.device == "cuda" and shutil.which("nvidia-smi"):
+            asked = "--query-gpu=index,clocks.sm,power.draw,clocks_event_reasons.active,memory.used"
+            smi = subprocess.Popen([*SMI, asked, "-lms=500"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, encoding="utf-8")
+            threading.Thread(target=lambda: [self.samples.append(line) for line in smi.stdout], daemon=True).start()
 
-    def __init__(self, options, started, folder):
-        self.options, self.scale, self.bin = options, SCALES[options.scale], options.bin
-        self.device, self.out = options.device, options.out
-        self.end = started + 60 * options.minutes - 12 if options.minutes else float("inf")
-        self.folder, self.file = folder, folder / "file"
-        self.started = set()  # (part, run) of this call
-        if not shutil.which("ssh") and not shutil.which("rsh"):
-            programs.ENVIRONMENT.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
-        self.part, self.columns, self.part_end, self.rows = None, (), float("inf"), []
-        self.driver = self.driver_version() if self.device == "cuda" else ""
-        print(f"driver: {self.driver or '-'}", flush=True)
-        if re.match(r"\d+\.", self.driver) and int(self.driver.split(".")[0]) < LEAST_DRIVER:
-            raise Usage(f"driver {self.driver}: programs of CUDA 13 need {LEAST_DRIVER} or later")
-        self.look()
-        self.monitor = Monitor(ends_with_this) if self.device == "cuda" else None
-
-    def look(self):
-        """What is here: the device's name as CUDA reports it, how many there are, the driver, the commit."""
-        command = ["01_single_gpu", *SMALL.flags(), "--dtype", "bf16", "--steps", "0", "--device", self.device]
-        code, text, _ = self.execute([str(self.bin / command[0]), *command[1:]], {}, 120)
-        if code != 0:
-            reason = clean(text)[-300:]
-            raise Usage(f"no usable GPU: {reason}" if self.device == "cuda" else f"the programs do not run: {reason}")
-        peak = re.search(r"of ([\d.]+) TFLOP/s, the dense bf16 peak", text)
-        self.peak = float(peak[1]) * 1e12 if peak else None
-        self.name, visible = programs.hardware(), 1
-        if self.device == "cuda":
-            match = found(r" on cuda \((.*), (\d+) visible\)", text, "name of the device")
-            self.name, visible = match[1], int(match[2])
-        self.hardware = f"{visible} x {self.name}" if self.device == "cuda" else self.name
-        self.gpus = visible
-        self.ranks = min(self.options.ranks or visible, 8)
-        self.commit = self.options.commit or self.commit_here()
-
-    def __str__(self):
-        return f"{self.hardware}, driver {self.driver or '-'}, commit {self.commit}"
-
-    def driver_version(self):
-        if shutil.which("nvidia-smi"):
-            code, text, _ = programs.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-            if code == 0 and text.strip():
-                return text.split("\n")[0].strip()
-        return "none"
-
-    def commit_here(self):
-        """Where there is no git, the programs themselves say which build this is."""
-        try:
-            commit = programs.output(["git", "rev-parse", "--short=12", "HEAD"]).strip()
-            status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results"]
-            return commit + ("+changes" if programs.output(status) else "")
-        except (OSError, programs.Failed):
-            return "build " + hashlib.sha256((self.bin / "08_3d_full").read_bytes()).hexdigest()[:12]
-
-    def side(self):
-        return ["--bench-side", str(self.scale.side), "--bench-warm-ms", str(self.scale.warm_ms)]
-
-    def output(self, command):
-        return self.execute([str(self.bin / command[0]), *command[1:]], {}, 60)[1]
-
-    # -- records --
-
-    def path(self):
-        return self.out / f"{self.part}.csv"
-
-    def begin(self, part, columns, seconds):
-        self.part, self.columns, self.part_end = part, columns, min(self.end, time.monotonic() + seconds)
-        self.rows = []
-        if self.path().exists():
-            self.rows = [row for row in tables.read(self.path()) if None not in row.values()]
-
-    def mine(self, name):
-        return [row for row in self.rows if row["run"] == name and row["hardware"] == self.hardware]
-
-    def record(self, name, status, rows, seconds, note, command, watched=None):
-        if status == "not reached" and any(row["status"] != "not reached" for row in self.mine(name)):
-            return self.mine(name)
-        common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
-                  "driver": self.driver, "commit": self.commit, "command": command,
-                  "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
-        common |= watched or {}
-        rows = [{key: shown(value) for key, value in {**row, **common, "note": note or row.get("note", "")}.items()}
-                for row in rows]
-        old = self.mine(name)
-        at = self.rows.index(old[0]) if old else len(self.rows)
-        self.rows = self.rows[:at] + rows + [row for row in self.rows[at:] if row not in old]
-        self.out.mkdir(parents=True, exist_ok=True)
-        tables.write(self.path(), self.rows, [*self.FIRST, *self.columns, *self.LAST])
-        why = f"  ({note[:150]})" if note else ""
-        print(f"{self.part:12} {status:11} {seconds:7.2f} s  {name}{why}", flush=True)
-        return rows
+    def begin(self, step):
+        self.step, self.path = step, self.out / f"{step}.csv"
+        self.rows = tables.read(self.path) if self.path.exists() else []
 
     def done(self, name):
-        """The rows of a run that need not be repeated."""
-        rows = self.mine(name)
-        if (self.part, name) in self.started:
-            return rows
-        kept = all(row["commit"] == self.commit and row["status"] not in ("not run", "not reached") for row in rows)
-        return rows if self.options.resume and kept else []
+        """The rows of a run that stands: of this commit, whatever came of it."""
+        rows = [row for row in self.rows if row["status"] != "not run" and
+                (row["run"], row["hardware"], row["commit"]) == (name, self.hardware, self.commit)]
+        self.statuses |= {(self.step, name): row["status"] for row in rows}
+        return rows
 
-    def skip(self, name, why, command=""):
-        if not self.done(name):
-            self.started.add((self.part, name))
-            return self.record(name, "not run", [{}], 0, why, command)
+    def record(self, name, status, rows, note="", command="", seconds=0, **columns):
+        """Replaces the run's rows on this hardware."""
+        common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
+                  "driver": self.driver, "commit": self.commit, "command": command, **columns,
+                  "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        rows = [{key: f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+                 for key, value in {**row, **common, "note": note or row.get("note", "")}.items()} for row in rows]
+        self.statuses[self.step, name] = status
+        self.rows = [row for row in self.rows if (row["run"], row["hardware"]) != (name, self.hardware)] + rows
+        figures = dict.fromkeys(key for row in [*rows, *self.rows] for key in row if key not in ENDS)
+        tables.write(self.path, self.rows, [*ENDS[:2], *figures, *ENDS[2:]])
+        print(f"{self.step:12} {status:11} {seconds:7.2f} s  {name}" + f"  ({note[:150]})" * bool(note), flush=True)
+        return rows
 
-    # -- runs --
+    def expected(self, words, ranks=1):
+        """A step by the cost model: ms of an op, "computation", "the step"; "peak memory", GB; "MFU" % "of" TFLOP/s."""
+        code, text, _ = execute([self.bin / "08_3d_full", *words, "--comm", "fake", "--fake-world", ranks, "--simulate",
+                                 f"{self.file}.json"], 60) if self.cluster else (0, "", 0)
+        if code != 0:
+            print(f"no expected figure: {last_lines(text)}")
+        found = re.findall(r"(?m)^(\S.*?)  +(?:[\d.]+ +)?([\d.]+) +[\d.]+%$", text)
+        found += re.findall(r"(peak memory|MFU|of) ([\d.]+)", text)
+        return {key: float(value) for key, value in found} if code == 0 else {}
 
-    def torch(self, name, words, parse):
-        if importlib.util.find_spec("torch") is None:
-            return self.skip(name, "no PyTorch")
-        self.run(name, ["docs/peer_torch_gpu.py", *words], parse, before=["python3"], limit=240)
-
-    def run(self, name, command, parse, ranks=1, limit=150, environment=None, own_host=False, before=(),
-            file_flag=None):
+    def run(self, name, command, parse, ranks=1, limit=150, before=(), file_flag=None):
         """Runs a program of the build (or a script of docs), records its rows and returns them."""
         if rows := self.done(name):
             return rows
-        environment = dict(environment or {})
-        script = command[0].startswith("docs/")
-        words = [command[0] if script else str(self.bin / command[0]), *command[1:]]
-        if script or not command[0].startswith("test_0"):
-            words += ["--device", self.device]
-        words = [*before, *words]
-        if file_flag:
-            words += [file_flag, str(self.file)]
-        if own_host:
-            words = ["bash", "-c", f"NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {shlex.join(words)}"]
+        program = command[0] if "/" in command[0] else self.bin / command[0]
+        words = [*before, program, *command[1:], *([] if "test_0" in command[0] else ["--device", self.device]),
+                 *([file_flag, self.file] if file_flag else [])]
         if ranks > 1:
-            # A rank of its own GPU stays on one socket, with its threads and its pinned memory.
-            own = self.device == "cuda" and ranks <= self.gpus and "CUDA_VISIBLE_DEVICES" not in environment
+            own = self.device == "cuda" and ranks <= self.gpus and not before  # each on the socket of its pinned memory
             placed = ["--map-by", f"ppr:{ranks}:node", "--bind-to", "numa"] if own else ["--bind-to", "none"]
             words = [*programs.mpirun(ranks, *placed), *words]
-        text = " ".join([*(f"{key}={value}" for key, value in environment.items()), shlex.join(words)])
-        text = text.replace(str(self.file), "FILE")
-        program = self.bin / command[0]
-        if not script and not os.access(program, os.X_OK):
-            return self.skip(name, f"{program} is not there", text)
-        if ranks > 1 and not shutil.which("mpirun"):
-            return self.skip(name, "no mpirun in PATH", text)
-        left = self.end - time.monotonic()
-        if time.monotonic() > self.part_end or left < self.options.least:
-            self.record(name, "not reached", [{}], 0, "nor the runs after it", text)
-            raise OutOfTime
+        text = shlex.join(map(str, words)).replace(str(self.file), "FILE")
+        for missing in filter(lambda each: not shutil.which(each) and not os.path.exists(each), [words[0], program]):
+            return self.record(name, "not run", [{}], f"{missing} is not there", text)
+        left, first = self.end - time.monotonic(), len(self.samples)
         self.file.unlink(missing_ok=True)
-        if ranks == 1:
-            environment["OMPI_MCA_ess_singleton_isolated"] = "1"  # starts without mpirun's daemon
-        others, begin = self.monitor.before() if self.monitor else "", time.monotonic()
-        code, output, seconds = self.execute(words, environment, min(limit, left))
-        watched = {"others": others, **(self.monitor.during(begin, time.monotonic()) if self.monitor else {})}
+        code, output, seconds = execute(words, min(limit, left)) if left > 10 else (None, "", 0)
         if code is None and limit > left:
-            note = f"cut off after {seconds:.0f} s; nor the runs after it"
-            self.record(name, "not reached", [{}], seconds, note, text, watched)
-            raise OutOfTime
-        rows, note = [{}], ""
-        status = "timeout" if code is None else "failed" if code else "ok"
+            raise TimeoutError(f"{self.step}, {name}")
+        rows, status, note = [{}], "ok", ""
         try:
-            rows = parse(output, self)  # of a failed run: what there is
-        except NotTested as why:
-            status, note = ("not tested", str(why)) if status == "ok" else (status, "")
-        except (Unreadable, OSError, ValueError, KeyError, TypeError) as why:  # OSError: it wrote no file
-            status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
-        if status == "failed" and (full := re.search(r"rank \d+: (out of GPU memory: .*)", output)):
-            status, note = "not run", full[1]
+            parsed = list(parse(output))  # of a failed run: what there is
+            rows, status = parsed, parsed[0].get("status", status)
+        except (OSError, ValueError, LookupError, TypeError) as why:  # the output does not hold what was asked for
+            status, note = "failed", f"{type(why).__name__}: {why}"
+        if code != 0:
+            status, note = ("timeout", f"no end within {limit} s") if code is None else ("failed", f"exit code {code}")
+        if status == "failed" and (lacks := re.search(r"out of GPU memory: .*|.*needs PyTorch.*", output)):
+            status, note = "not run", lacks[0]
         if status in ("failed", "timeout"):
-            ended = f"no end within {limit} s" if code is None else f"exit code {code}"
-            note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]
-            self.out.mkdir(parents=True, exist_ok=True)
+            note = f"{note}; {last_lines(output)}"[:1000]
             with open(self.out / "failed.log", "a", encoding="utf-8") as log:
-                log.write(f"==== {self.part}: {name}\n{text}\n{output[-20000:]}\n")
-        self.started.add((self.part, name))
-        return self.record(name, status, rows, seconds, note, text, watched)
-
-    def execute(self, words, environment, limit):
-        """(exit code or None at the limit, output, seconds); nothing of it is left running."""
-        begin = time.monotonic()
-        with open(self.folder / "output", "w+b") as file:
-            try:
-                code, _, _ = programs.run(words, limit, environment, stdout=file, stderr=subprocess.STDOUT,
-                                          stdin=subprocess.DEVNULL, preexec_fn=ends_with_this)
-            except OSError as why:
-                return 127, str(why), 0.0
-            file.seek(0)
-            return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
-
-    def write_topology(self):
-        """How the GPUs are connected, beside the CSVs."""
-        if self.device == "cuda" and shutil.which("nvidia-smi"):
-            self.out.mkdir(parents=True, exist_ok=True)
-            text = COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1])
-            (self.out / "topology.txt").write_text(text, "utf-8")
+                log.write(f"==== {self.step}: {name}\n{text}\n{output[-20000:]}\n")
+        others = self.samples[first - 1].split(", ")[-1].strip() + " MiB in use" if first else ""  # before the run
+        return self.record(name, status, rows, note, text, seconds, others=others, **watched(self.samples[first:]))
