@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures a machine with 1 to 8 GPUs, what is worth most first; docs/measure_node.sh starts this.
+"""Checks and measures a machine with 1 to 8 GPUs, what is worth most first; docs/measure_node.sh starts this.
 
 A run is one command. Its rows stand in STEP.csv as soon as it has ended: figures, each beside its floor, the time of
 its work at the best rate, and what the cost model of --simulate expects; clock and power meanwhile; what was run, when,
@@ -33,9 +33,8 @@ RANKS = [*(("first stage", each) for each in ("full", "pointwise", "selective"))
          ("first stage, zero-bubble", "none", f"{MESH} --pipeline zero-bubble"),
          *(("zero-3", each, "--zero 3", 16) for each in ("full", "pointwise", "none")),
          ("zero-3, 8-bit adamw, bf16 gradients", "full", "--zero 3 --optimizer adamw8bit --grad-dtype bf16", 16)]
-RECIPES = ("current", "delayed", "rowwise", "blockwise")
 PRODUCT = ("rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup")
-FIRST_CASES = "*attention*,*product*"
+RECIPES, FIRST_CASES = ("current", "delayed", "rowwise", "blockwise"), "*attention*,*product*"
 ONE_CARD = ["env", f"CUDA_VISIBLE_DEVICES={CARDS.split(',')[0] or 0}"]
 AS_HOSTS = [*ONE_CARD, *"NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0 NCCL_ALGO=Ring "
             "NCCL_PROTO=Simple bash -c".split(), 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec "$0" "$@"']
@@ -55,8 +54,7 @@ def shape_of(n, layers, *others):  # without hardware, to try this script: of a 
 
 
 def step_row(shape, plan, step_s, key="the step"):
-    """Floor: the model's FLOPs at the data sheet's rate; floor / step is the MFU."""
-    floor = plan["the step"] / 1e3 * plan["MFU"] / 100 if plan else 0
+    floor = plan["the step"] / 1e3 * plan["MFU"] / 100 if plan else 0  # the model's FLOPs at the data sheet's rate
     return {"step_s": step_s, "floor_s": floor or "", "expected_s": plan[key] / 1e3 if plan else "",
             "tokens_per_s": shape[6] * shape[7] / step_s, "mfu": floor / step_s or "",
             "model_tflops_per_rank": floor * plan.get("of", 0) / step_s or ""}
@@ -73,7 +71,7 @@ def tests(n, name, chapter, *words, **options):
 
 def ceilings(n, dtype):
     def rows(text):
-        usual = USUAL.get(n.known if dtype == "bf16" else "", ("", "", ""))
+        usual = USUAL.get(n.known, ("", "", "")) if dtype == "bf16" else (*USUAL.get(n.known, ("",))[:1], "", "")
         for cold, *values in LIMITS.findall(text):
             for i, quantity, unit in ((0, "copy", "GB/s"), (1, f"{dtype} product", "TFLOP/s")):
                 yield {"quantity": quantity, "state": "cold" if cold else "warm", "value": values[i], "unit": unit,
@@ -98,8 +96,8 @@ def train(n, name, shape, flags="", program="01_single_gpu", ranks=1, simulated=
         row = {"ranks": simulated or ranks, **step_row(shape, plan, middle["step_s"], key), "comm_s": middle["comm_s"],
                "peak_gib": max(step["memory"]["peak"]["total"] for step in steps) / 2**30,
                "expected_gib": need / 2**30 or "", "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"]}
-        row |= {f"{key}_gib": max(step["device_memory"][key] for step in steps) / 2**30
-                for key in steps[-1].get("device_memory", ())}
+        for key, used in {"device_gib": "used", "other_gib": "other"}.items() if "device_memory" in steps[-1] else ():
+            row[key] = max(step["device_memory"][used] for step in steps) / 2**30
         if reference and reference[0].get("first_loss"):
             row["loss_difference"] = abs(row["first_loss"] / float(reference[0]["first_loss"]) - 1)
             if not row["loss_difference"] <= BF16_BOUND:
@@ -229,13 +227,16 @@ STEPS = {  # in order: what is measured, and how
          (4, "--dp 2 --tp 2 --zero 3"), (4, "--pp 2 --tp 2"), (4, "--cp 2 --dp 2 --zero 2")], ONE_CARD))}
 
 
-def probed(options, lacking):
+def probed(options, checked, cmake):
     """What 01_single_gpu prints; it is built first if it is not there, does not start or has no CUDA."""
     words = [options.bin / "01_single_gpu", *words_of(SMALL), "--dtype", "bf16", "--steps", 0]
+    lacking = [what for what, has, _ in checked if what in ("nvcc", "NCCL", "MPI") and not has]
     code, text, _ = execute([*words, "--device", options.device], 120)
-    if options.bin == ROOT / "build/bin" and (code == 127 or "this build has no CUDA" in text) and not lacking:
-        build = ["bash", "tests/setup.sh", "build", "-DTRAIN70B_CUDA=ON", "-DCMAKE_CUDA_COMPILER=nvcc"]
-        if subprocess.call(build, env=programs.ENVIRONMENT) == 0:
+    if options.bin == ROOT / "build/bin" and (code == 127 or "this build has no CUDA" in text):
+        build = ["bash", "tests/setup.sh", "build", "-DTRAIN70B_CUDA=ON", "-DCMAKE_CUDA_COMPILER=nvcc", *cmake]
+        if lacking:
+            text = f"{text.strip()} (to build it, first {' and '.join(lacking)}: above)"
+        elif subprocess.call(build, env=programs.ENVIRONMENT) == 0:
             code, text, _ = execute([*words, "--device", options.device], 120)
     if code != 0:
         print(f"measure_node: {last_lines(text)}", file=sys.stderr)
@@ -244,25 +245,28 @@ def probed(options, lacking):
 
 
 def main():
-    about = "\n    ".join([f"{__doc__}\nThe steps:", *(f"{name:12} {what}" for name, (what, _) in STEPS.items())])
+    about = "\n    ".join([f"{__doc__}\nSteps:", *(f"{step:12} {what}" for step, (what, _) in STEPS.items())])
     parser = argparse.ArgumentParser(prog="bash docs/measure_node.sh", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="default: all")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="check: only what is here; default: all")
     parser.add_argument("--minutes", type=float, help="end within so many minutes, the build not counted")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSVs [docs/results/gpu; without a GPU out/gpu]")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin", help="programs, also built elsewhere")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out")
     options = parser.parse_args()
-    if unknown := set(options.steps) - set(STEPS):
-        parser.error(f"{', '.join(unknown)}: the steps are {', '.join(STEPS)}")
+    if unknown := set(options.steps) - {"check", *STEPS}:
+        parser.error(f"{', '.join(unknown)}: the steps are {', '.join(STEPS)}, and check")
     options.bin, options.out = options.bin.resolve(), options.out and options.out.resolve()
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    checked, memory, link = look()
-    for what, has, advice in checked:
-        print(f"{what:7} {has or 'not found'}" + f": {advice}" * bool(advice), flush=True)
-    lacking = [what for what, has, _ in checked if what in ("nvcc", "NCCL", "MPI") and not has]
-    device = re.search(r" on cuda \((.*), (\d+) visible\)", probed(options, lacking))
+    for variable in [each for each in programs.ENVIRONMENT if re.match("SLURM|PMI", each)]:
+        del programs.ENVIRONMENT[variable]  # mpirun starts its ranks here, as from a plain shell
+    programs.ENVIRONMENT |= {"OMPI_MCA_plm": "isolated", "OMPI_MCA_ess_singleton_isolated": "1"}
+    checked, memory, link, cmake = look()
+    print(*(f"{what:7} {has or 'not found'}" + f": {do}" * bool(do) for what, has, do in checked), sep="\n", flush=True)
+    if options.steps == ["check"]:
+        return 0
+    device = re.search(r" on cuda \((.*), (\d+) visible\)", probed(options, checked, cmake))
     name, gpus = (device[1], int(device[2])) if device else (programs.hardware(), 0)
     tiny = not device or "emulated" in name
     known = "".join(re.findall(r"\b(?:A100|H100|H200|B200)\b", name)[:1]) or "H100" * tiny

@@ -50,8 +50,7 @@ def said(*words):
     return text if code == 0 else ""
 
 
-def version(library, function):
-    """The number that a C function stores; 0: no such library."""
+def version(library, function):  # the number that a C function stores; 0: no such library
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL(library), function)(ctypes.byref(number))
@@ -63,8 +62,7 @@ def add_libraries(folder):
     programs.ENVIRONMENT["LD_LIBRARY_PATH"] = f"{folder}:{old}" if old else folder
 
 
-def slurm(gpus):
-    """What to type for a step with GPUs and cores: srun does not take the number of cores from salloc."""
+def slurm(gpus):  # what to type for GPUs and cores: srun does not take the number of cores from salloc
     job = int("0" + re.match(r"\d*", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))[0])
     enough = f"--gpus-per-node={gpus} --cpus-per-task={max(job, 2 * gpus)}"
     typed = f"srun {enough}" if job >= 2 * gpus else f"salloc --nodes=1 {enough} srun {enough}"
@@ -72,10 +70,11 @@ def slurm(gpus):
 
 
 def look():
-    """In at most 20 s: ([(what, what there is, what to do about it), ...], bytes of a GPU, GB/s of its links)"""
+    """In at most 20 s: [(what, what it has, what to do), ...], bytes of a GPU, GB/s of its links, options of CMake."""
     asked = "--query-gpu=name,driver_version,memory.total,memory.used,pcie.link.gen.max,pcie.link.width.max"
     cards = [line.split(", ") for line in said(*SMI, asked).splitlines() if line.count(", ") == 5]
-    name, driver, memory, used, *pcie = cards[0] if cards else [""] * 6
+    name, driver, *numbers = cards[0] if cards else [""] * 6
+    memory, used, *pcie = (int(number) if number.isdigit() else 0 for number in numbers)  # "[N/A]": 0
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{CUDA}/bin") or ""
     programs.ENVIRONMENT["PATH"] += f":{os.path.dirname(nvcc)}" if nvcc else ""
     toolkit = 1000 * int(("0" + "".join(re.findall(r"release (\d+)", said(nvcc, "--version")))))
@@ -83,19 +82,20 @@ def look():
     if 0 < known < toolkit <= compat:  # NVIDIA's package for an older driver
         add_libraries(f"{CUDA}/compat")
         known = compat
-    nccl = version("libnccl.so.2", "ncclGetVersion")
+    nccl, options = version("libnccl.so.2", "ncclGetVersion"), []
     for folder in [] if nccl else [each for path in sys.path for each in glob.glob(f"{path}/nvidia/*/lib")]:
-        add_libraries(folder)  # PyTorch's packages have cuBLAS, too
-        nccl = nccl or version(f"{folder}/libnccl.so.2", "ncclGetVersion")
+        add_libraries(folder)  # the packages have cuBLAS, too
+        if number := version(f"{folder}/libnccl.so.2", "ncclGetVersion"):
+            nccl, options = number, [f"-DNCCL_LIBRARY={folder}/libnccl.so.2", f"-DNCCL_INCLUDE_DIR={folder}/../include"]
     mpi, ranks, cores = said("mpirun", "--version").split("\n")[0], len(cards) or 1, len(os.sched_getaffinity(0))
     links = list(map(float, re.findall(r"Link \d+: ([\d.]+) GB/s", said("nvidia-smi", "nvlink", "-s", "-i", "0"))))
-    lanes = 0.985 * 2 ** (int(pcie[0]) - 3) * int(pcie[1]) if "".join(pcie).isdigit() else 0
+    lanes = 0.985 * 2 ** (pcie[0] - 3) * pcie[1]
     return [
         ("driver", f"{driver}, CUDA {known // 1000}.{known % 100 // 10}" if known else driver,
          f"older than nvcc: install cuda-compat-{toolkit // 1000}-0 or a newer driver, or load CUDA {known // 1000}"
          if 0 < known < toolkit else "" if driver or known else slurm(8) or "install NVIDIA's driver"),
         ("GPUs", f"{len(cards)} x {name}, {memory} MiB, {used} of it in use" if cards else "",
-         "nvidia-smi shows none" if not cards else "wait for the others" if int("0" + used) > 2000 else ""),
+         "nvidia-smi shows none" if not cards else "wait for the others" if used > 2000 else ""),
         ("nvcc", nvcc, "" if nvcc else "to build here, module load cuda or install cuda-toolkit"),
         ("NCCL", f"{nccl // 10000}.{nccl % 10000 // 100}.{nccl % 100}" if nccl else "",
          "module load nccl, apt install libnccl-dev, or pip install nvidia-nccl-cu13" if not nccl else
@@ -105,11 +105,10 @@ def look():
          "" if cores >= 2 * ranks else slurm(ranks) or "allow two for each rank (taskset, docker --cpuset-cpus)"),
         ("links", f"{len(links)} NVLinks, {sum(links):.0f} GB/s" if links else f"PCIe, {lanes:.0f} GB/s" * (lanes > 0),
          "" if links or lanes else "nvidia-smi does not say"),
-    ], float("0" + memory) * 2**20, sum(links) or lanes
+    ], memory * 2**20, sum(links) or lanes, options
 
 
-def watched(lines):
-    """The columns of nvidia-smi's samples: of the GPU with the lowest clock, and of that with most power."""
+def watched(lines):  # of nvidia-smi's samples: of the GPU with the lowest clock, and of that with most power
     samples = [words for line in lines if len(words := line.split(", ")) == 5 and "N/A" not in line]
     def middles(column):
         return [statistics.median(float(s[column]) for s in samples if s[0] == gpu) for gpu in {s[0] for s in samples}]
@@ -135,15 +134,13 @@ class Node:
         self.step, self.path = step, self.out / f"{step}.csv"
         self.rows = tables.read(self.path) if self.path.exists() else []
 
-    def done(self, name):
-        """The rows of a run that stands: of this commit, whatever came of it."""
+    def done(self, name):  # the rows of a run that stands: of this commit, whatever came of it
         rows = [row for row in self.rows if row["status"] != "not run" and
                 (row["run"], row["hardware"], row["commit"]) == (name, self.hardware, self.commit)]
         self.statuses |= {(self.step, name): row["status"] for row in rows}
         return rows
 
-    def record(self, name, status, rows, note="", command="", seconds=0, **columns):
-        """Replaces the run's rows on this hardware."""
+    def record(self, name, status, rows, note="", command="", seconds=0, **columns):  # replaces those on this hardware
         common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
                   "driver": self.driver, "commit": self.commit, "command": command, **columns,
                   "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}

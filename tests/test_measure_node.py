@@ -67,11 +67,11 @@ def test_floor_and_expected_step_are_those_of_the_cost_model(binaries):
     node = types.SimpleNamespace(bin=binaries, cluster=True, file=ROOT / "08_3d_full/plan/clusters/h100-8")
     words = [*measure_node.words_of(measure_node.SLICE), "--dtype", "bf16"]
     plan = machine.Node.expected(node, words)
-    assert plan["matmul"] > plan["attention_backward"] > plan["attention"] > 1 and plan["computation"] < plan["the step"]
+    assert plan["matmul"] > plan["attention_backward"] > plan["attention"] > 1
     row = measure_node.step_row(measure_node.SLICE, plan, 0.106932)  # as on the card: docs/results/gpu/slice.csv
     assert row["tokens_per_s"] == pytest.approx(76610, rel=1e-4) and row["expected_s"] == plan["the step"] / 1e3
-    assert row["mfu"] == pytest.approx(0.530, rel=2e-3) and row["model_tflops_per_rank"] == pytest.approx(524.4, rel=2e-3)
-    assert row["floor_s"] == pytest.approx(0.0567, rel=2e-3) and 24 < plan["peak memory"] < 28
+    assert row["mfu"] == pytest.approx(0.530, rel=2e-3) and row["floor_s"] == pytest.approx(0.0567, rel=2e-3)
+    assert row["model_tflops_per_rank"] == pytest.approx(524.4, rel=2e-3) and 24 < plan["peak memory"] < 28
 
 
 def test_a_failing_run_and_missing_programs_are_recorded(run):
@@ -144,18 +144,18 @@ def checked(tmp_path, monkeypatch, nvidia_smi):
         for name, value in {"PATH": path, **environment}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(machine.programs, "ENVIRONMENT", {**os.environ, "PATH": f"{path}:/usr/bin:/bin"})
-        found, memory, link = machine.look()
-        return {what: rest for what, *rest in found}, memory, link
+        found, *rest = machine.look()
+        return {what: each for what, *each in found}, *rest
     return check
 
 
 def test_check_of_a_whole_machine(checked, tmp_path):
-    found, memory, link = checked({"libcuda.so.1": 13000, "libnccl.so.2": 22809},
+    found, memory, link, options = checked({"libcuda.so.1": 13000, "libnccl.so.2": 22809},
                                   path=f"{tmp_path}/path:{os.environ['PATH']}")
     assert not [what for what, (_, advice) in found.items() if advice], found
     assert found["driver"][0] == "570.86.10, CUDA 13.0" and found["NCCL"][0] == "2.28.9"
     assert found["GPUs"][0].startswith("8 x NVIDIA H100 80GB HBM3, 81559 MiB") and memory == 81559 * 2**20
-    assert found["links"][0] == "18 NVLinks, 478 GB/s" and abs(link - 478) < 1
+    assert found["links"][0] == "18 NVLinks, 478 GB/s" and abs(link - 478) < 1 and not options
 
 
 def test_check_finds_nvcc_and_says_what_is_missing(checked, tmp_path):
@@ -167,10 +167,16 @@ def test_check_finds_nvcc_and_says_what_is_missing(checked, tmp_path):
     assert "2.26" in found["NCCL"][1] and found["NCCL"][0] == "2.23.4"
 
 
-def test_check_takes_an_older_driver_with_the_compatibility_package(checked, tmp_path):
+def test_check_takes_an_older_driver_and_nccl_from_packages(checked, tmp_path, monkeypatch):
     found, *_ = checked({"libcuda.so.1": 12080, "/cuda/compat/libcuda.so.1": 13000})
     assert found["driver"] == ["570.86.10, CUDA 13.0", ""] and "apt install libnccl-dev" in found["NCCL"][1]
     assert machine.programs.ENVIRONMENT["LD_LIBRARY_PATH"].split(":")[0] == f"{tmp_path}/cuda/compat"
+    packages = tmp_path / "site/nvidia/nccl/lib"
+    packages.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    found, _, _, options = checked({"/site/nvidia/nccl/lib/libnccl.so.2": 22703})
+    assert found["NCCL"] == ["2.27.3", ""] and options[0] == f"-DNCCL_LIBRARY={packages}/libnccl.so.2"
+    assert str(packages) in machine.programs.ENVIRONMENT["LD_LIBRARY_PATH"]
     # A driver of the same major version runs programs of a newer toolkit.
     assert checked({"libcuda.so.1": 13000})[0]["driver"][1] == ""
 
@@ -223,7 +229,7 @@ class Clocked:
         for module in (machine, measure_node):
             monkeypatch.setattr(module, "execute", execute)
         monkeypatch.setattr(machine, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(measure_node, "look", lambda: ([("driver", "580.1, CUDA 13.0", "")], 85.5e9, 478))
+        monkeypatch.setattr(measure_node, "look", lambda: ([("driver", "580.1, CUDA 13.0", "")], 85.5e9, 478, []))
         self.monkeypatch = monkeypatch
         (folder / "bin").mkdir()
         for name in ["01_single_gpu", "test_measure", "07_fp8", "08_3d_full", *(f"test_0{i}" for i in range(1, 9))]:
