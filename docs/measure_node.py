@@ -2,10 +2,10 @@
 """Checks and measures a machine with 1 to 8 GPUs, what is worth most first; docs/measure_node.sh starts this.
 
 A run is one command. Its rows stand in STEP.csv as soon as it has ended: figures, each beside its floor, the time of
-its work at the best rate, and what the cost model of --simulate expects; clock and power meanwhile; what was run, when,
-where. status: ok; failed (note: the last lines; failed.log has more); timeout; not run (note: why); not tested. The
-same command again continues: what this commit has run on this hardware, also what failed, is left out. Exit code: 0;
-1 if a run failed or took too long; 2 without a usable GPU.
+its work at the best rate, and what the cost model of --simulate expects; clock and power meanwhile. status: ok; failed
+(note: the last lines; failed.log has more); timeout; not run (note: why); not tested. The same command again continues:
+what this commit has run on this hardware, also what failed, is left out. Exit code: 0; 1 if a run failed or took too
+long; 2 without a usable GPU.
 """
 import argparse
 import itertools
@@ -235,7 +235,7 @@ def probed(options, checked, cmake):
     if options.bin == ROOT / "build/bin" and (code == 127 or "this build has no CUDA" in text):
         build = ["bash", "tests/setup.sh", "build", "-DTRAIN70B_CUDA=ON", "-DCMAKE_CUDA_COMPILER=nvcc", *cmake]
         if lacking:
-            text = f"{text.strip()} (to build it, first {' and '.join(lacking)}: above)"
+            text = f"{text.strip()}; it cannot be built without {' and '.join(lacking)}"
         elif subprocess.call(build, env=programs.ENVIRONMENT) == 0:
             code, text, _ = execute([*words, "--device", options.device], 120)
     if code != 0:
@@ -249,7 +249,7 @@ def main():
     parser = argparse.ArgumentParser(prog="bash docs/measure_node.sh", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help="check: only what is here; default: all")
-    parser.add_argument("--minutes", type=float, help="end within so many minutes, the build not counted")
+    parser.add_argument("--minutes", type=float, help="end within so many minutes, building included")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSVs [docs/results/gpu; without a GPU out/gpu]")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/bin", help="programs, also built elsewhere")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out")

@@ -19,7 +19,7 @@ import time
 import programs
 import tables
 
-CUDA, CARDS = os.environ.get("CUDA_HOME", "/usr/local/cuda"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+BEGAN, CUDA, CARDS = time.monotonic(), os.getenv("CUDA_HOME", "/usr/local/cuda"), os.getenv("CUDA_VISIBLE_DEVICES", "")
 SMI = ["nvidia-smi", "--format=csv,noheader,nounits", *([f"--id={CARDS}"] if CARDS else [])]
 # Bits of clocks_event_reasons.active; the first, an idle GPU, is none of interest.
 LIMITS = {0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
@@ -38,16 +38,16 @@ def execute(words, limit):
     return code, re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text), time.monotonic() - begin
 
 
-def last_lines(text):
-    """The first line that sounds like a reason and the last ones, without the blocks that mpirun draws."""
+def last_lines(text):  # and the first that sounds like a reason; without the blocks that mpirun draws
     own = re.sub(r"^-{40,}\s*\n.*?^-{40,}\s*\n", "", text + "\n", flags=re.M | re.S)
     lines = (own if own.strip() else text).strip().splitlines()
     return " ".join(" ".join(line[:300] for line in [*filter(REASON.match, lines[:-5]), ""][:1] + lines[-5:]).split())
 
 
-def said(*words):
-    code, text, _ = execute(words, 4)
-    return text if code == 0 else ""
+def said(*words):  # nothing where it is not there, fails, or does not answer
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        return subprocess.run(words, capture_output=True, encoding="utf-8", timeout=4, check=True).stdout
+    return ""
 
 
 def version(library, function):  # the number that a C function stores; 0: no such library
@@ -120,7 +120,7 @@ def watched(lines):  # of nvidia-smi's samples: of the GPU with the lowest clock
 class Node:
     def __init__(self, options, **facts):
         self.__dict__ |= vars(options) | facts
-        self.end = time.monotonic() + 60 * self.minutes if self.minutes else float("inf")
+        self.end = BEGAN + 60 * self.minutes - 10 if self.minutes else float("inf")
         self.folder = tempfile.TemporaryDirectory(prefix="measure_node.")
         self.file, self.samples, self.statuses = pathlib.Path(self.folder.name) / "file", [], {}
         pathlib.Path(f"{self.file}.json").write_text(json.dumps({**self.cluster, "nodes": 8}), "utf-8")
@@ -155,13 +155,13 @@ class Node:
 
     def expected(self, words, ranks=1):
         """A step by the cost model: ms of an op, "computation", "the step"; "peak memory", GB; "MFU" % "of" TFLOP/s."""
-        code, text, _ = execute([self.bin / "08_3d_full", *words, "--comm", "fake", "--fake-world", ranks, "--simulate",
-                                 f"{self.file}.json"], 60) if self.cluster else (0, "", 0)
-        if code != 0:
-            print(f"no expected figure: {last_lines(text)}")
+        fake, limit = ["--fake-world", ranks, "--simulate", f"{self.file}.json"], min(60, self.end - time.monotonic())
+        command = [self.bin / "08_3d_full", *words, "--comm", "fake", *fake]
+        code, text, _ = execute(command, limit) if self.cluster else (0, "", 0)
+        print(f"no expected figure: {last_lines(text)}\n" * (code != 0), end="")
         found = re.findall(r"(?m)^(\S.*?)  +(?:[\d.]+ +)?([\d.]+) +[\d.]+%$", text)
         found += re.findall(r"(peak memory|MFU|of) ([\d.]+)", text)
-        return {key: float(value) for key, value in found} if code == 0 else {}
+        return {key: float(value) for key, value in found if code == 0}
 
     def run(self, name, command, parse, ranks=1, limit=150, before=(), file_flag=None):
         """Runs a program of the build (or a script of docs), records its rows and returns them."""

@@ -64,7 +64,8 @@ def test_too_little_time_then_every_run_then_nothing_again(run):
 
 
 def test_floor_and_expected_step_are_those_of_the_cost_model(binaries):
-    node = types.SimpleNamespace(bin=binaries, cluster=True, file=ROOT / "08_3d_full/plan/clusters/h100-8")
+    file = ROOT / "08_3d_full/plan/clusters/h100-8"
+    node = types.SimpleNamespace(bin=binaries, cluster=True, end=float("inf"), file=file)
     words = [*measure_node.words_of(measure_node.SLICE), "--dtype", "bf16"]
     plan = machine.Node.expected(node, words)
     assert plan["matmul"] > plan["attention_backward"] > plan["attention"] > 1
@@ -194,11 +195,12 @@ def test_check_says_what_to_type_under_slurm(checked, tmp_path, job, typed):
 
 
 def test_check_ends_where_programs_hang(checked, tmp_path, monkeypatch):
-    execute, limits = machine.execute, []
-    monkeypatch.setattr(machine, "execute", lambda words, limit: (limits.append(limit), execute(words, limit / 20))[1])
+    run, limits = machine.subprocess.run, []
+    monkeypatch.setattr(machine.subprocess, "run", lambda words, timeout, **options: (
+        limits.append(timeout), run(words, timeout=timeout / 20, **options))[1])
     for name in ("path/nvidia-smi", "path/mpirun", "cuda/bin/nvcc"):
         (tmp_path / name).unlink(missing_ok=True)
-        (tmp_path / name).write_text("#!/bin/bash\nexec /bin/sleep 100\n")
+        (tmp_path / name).write_text("#!/bin/bash\ntrap '' TERM\nfor i in {1..100}; do /bin/sleep 1; done\n")
         (tmp_path / name).chmod(0o755)
     assert checked({})[0]["GPUs"] == ["", "nvidia-smi shows none"]
     assert len(limits) >= 4 and sum(limits) <= 20
@@ -242,6 +244,7 @@ class Clocked:
         folders = ["--out", str(self.folder / out), "--bin", str(self.folder / "bin")]
         self.monkeypatch.setattr(sys, "argv", ["measure_node.py", *folders, *minutes, *flags])
         began = self.now
+        self.monkeypatch.setattr(machine, "BEGAN", began)
         measure_node.main()
         assert seconds is None or self.now - began <= seconds
         return {step: rows for step in STEPS if (rows := table(self.folder / out, step))}, self.capsys.readouterr().out
