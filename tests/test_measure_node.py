@@ -219,10 +219,11 @@ def test_usual_rates_are_those_of_the_cost_model():
 class Clocked:
     def __init__(self, monkeypatch, capsys, folder):
         self.folder, self.capsys, self.now, self.hangs, self.name = folder, capsys, 1000.0, lambda words: False, "H100"
+        self.commit = "c0ffee"
 
         def execute(words, limit):
             if words[-1] == "--version" or "--steps 0" in " ".join(map(str, words)):
-                return 0, f"bf16 on cuda ({self.name}, 2 visible) 01_single_gpu: commit c0ffee", 0
+                return 0, f"bf16 on cuda ({self.name}, 2 visible) 01_single_gpu: commit {self.commit}", 0
             if "--simulate" in words:
                 return 0, "peak memory 90.00 GB on rank 0" if "--zero" in words and "3" in words else "", 0
             took = limit if self.hangs(words) else min(SECONDS, limit)
@@ -273,6 +274,11 @@ def test_cut_off_in_each_step_and_continued_is_whole(clocked):
         done, _ = clocked(f"cut-{step}")
         assert runs_of(done) == runs_of(whole), step
         assert all(row in done[name] for name, rows in cut.items() for row in rows if row["status"] != "not run")
+    clocked.commit = "decade"  # another commit's rows are replaced, another GPU's stay
+    assert [row["commit"] for row in clocked("whole", "nccl")[0]["nccl"]] == ["decade"]
+    clocked.name = "L40S"
+    after = clocked("whole", "nccl")[0]["nccl"]
+    assert [(row["hardware"], row["run"]) for row in after] == [("2 x H100", "02_cuda"), ("2 x L40S", "02_cuda")]
     # What is worth most comes first. The ranks of tests are those of CTest.
     assert STEPS[:9] == "kernels nccl ceilings slice attention fp8 torch tests_01 rank_70b".split()
     ranks = {row["run"]: re.search(r" -np (\d+) ", row["command"])[1] for row in [*whole["nccl"], *whole["tests"]]}
