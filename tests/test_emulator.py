@@ -151,8 +151,12 @@ def test_counts_of_the_products_by_hand_are_those_of_the_lesson(binaries):
     if not counts:
         pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
     lesson = (ROOT / "01_single_gpu/README.md").read_text()
-    rows = re.findall(r"^\| `(\w+)`(?:, bf16)? \|[^|]*\|[^|]*\| ([\d,]+) \| ([\d,–]+) \|", lesson, re.M)
+    rows = re.findall(r"^\| `(\w+)`(?:, bf16)? \|[^|]*\|[^|]*\| ([\d,]+) \| ([\d,–]+) \| (\d+), (\w+)", lesson, re.M)
     assert [name for name, *_ in rows] == ["naive", "tiled", "registers", "mma"]
-    for name, *taken in rows:
+    table = (ROOT / "docs/results/kernels.csv").read_text()
+    for name, *taken, registers, shared in rows:
+        of = "bf16, MmaTile<true>, MmaTile<true> " if name == "mma" else "float, float"
+        csv = re.search(rf'"{name}_kernel<{of}>",\d+,(\d+),0,(\d+),', table)
+        assert (csv[1], str(int(csv[2]) >> 10)) == (registers, shared.replace("none", "0")), name
         assert taken == [f"{counts[name, what]:,}" if (name, what) in counts else "–"
                          for what in ("global reads", "shared reads")], name

@@ -1,5 +1,5 @@
-// A matrix product by hand in four steps (--matmul), beside cuBLASLt's in matmul.cu. Each has one idea more than the one
-// before; what it saves is counted in 01_single_gpu/README.md:
+// A matrix product by hand in four steps (--matmul), beside cuBLASLt's in matmul.cu. Each has one idea more; what it
+// saves is counted in 01_single_gpu/README.md:
 //   naive       a thread computes one element of c and reads all that it needs from global memory
 //   tiled       a block brings tiles of the operands to shared memory, where all its threads read them
 //   registers   a thread computes 8 x 8 elements: a number that it has read serves eight products
@@ -9,7 +9,6 @@
 #include "01_single_gpu/ops/matmul.h"
 
 namespace train70b::cuda {
-
 namespace {
 
 // op(a) or op(b). Elements have two indices: k, along which products are summed, and o, the row or column of c.
@@ -130,29 +129,30 @@ __global__ void __launch_bounds__(kThreads, 2) registers_kernel(Result<C> c, Ope
 // ---- mma: 6 ldmatrix for 16 products of 16 x 8 x 16 ----
 constexpr int kStep = 32;  // of k, between two barriers
 
-// kWide of o and kStep of k, lying as in global memory. 8 elements behind each line: as in attention_tiles.cuh.
+// kWide of o and kStep of k, lying as in global memory, but that the packs of a line change places: so the eight that
+// one ldmatrix reads, one below the other, lie in different banks, as do the eight that as many lanes copy.
 template <bool along_k>  // as its operand
 struct MmaTile {
     static constexpr int kLine = along_k ? kStep : kWide;
-    alignas(16) bf16 values[along_k ? kWide : kStep][kLine + 8];
+    alignas(16) bf16 values[along_k ? kWide : kStep][kLine];
 
+    __device__ bf16* pack(int line, int at) { return &values[line][at ^ (along_k ? line / 2 % 4 : line % 8) * kPack]; }
     __device__ void copy(const Operand<bf16>& x, int64_t o, int64_t k) {  // in flight until arrived()
 #pragma unroll
         for (int t = threadIdx.x; t < kWide * kStep / kPack; t += kThreads) {
             const int line = t / (kLine / kPack), at = t % (kLine / kPack) * kPack;
             const auto [from, left] = along_k ? x.line_from(o + line, k + at) : x.line_from(o + at, k + line);
             if (x.in_packs)
-                copy_16_bytes(&values[line][at], from, left > 0);
+                copy_16_bytes(pack(line, at), from, left > 0);
             else
-                for (int i = 0; i < kPack; ++i) values[line][at + i] = i < left ? from[i] : from_float<bf16>(0);
+                for (int i = 0; i < kPack; ++i) pack(line, at)[i] = i < left ? from[i] : from_float<bf16>(0);
         }
     }
-    // 16 of o and 16 of k, as four 8 x 8 in the order of a left operand (o first, then k) or of a right one.
-    __device__ Fragment fragment(int o, int k, bool left) const {
+    __device__ Fragment fragment(int o, int k, bool left) {  // four 8 x 8; left: o first, then k; right: k, then o
         const int lane = threadIdx.x % 32;
         o += lane / (left ? 8 : 16) % 2 * 8;
         k += lane / (left ? 16 : 8) % 2 * 8;
-        return along_k ? load_matrices(&values[o + lane % 8][k]) : load_matrices_transposed(&values[k + lane % 8][o]);
+        return along_k ? load_matrices(pack(o + lane % 8, k)) : load_matrices_transposed(pack(k + lane % 8, o));
     }
 };
 
