@@ -35,6 +35,14 @@ TEST_CASE("cuda: the device's own count of memory has the tensors, and what is b
     EXPECT(after->other == before->other);
 }
 
+#if TRAIN70B_CUDA
+TEST_CASE("cuda: an error that any call may give, since a kernel made it, says how to find the kernel") {
+    for (const int status : {700, 716, 719})  // an illegal address, a misaligned one, an unspecified failure
+        EXPECT(cuda_failure(status).find("CUDA_LAUNCH_BLOCKING=1") != std::string::npos);
+    EXPECT(cuda_failure(2).find("BLOCKING") == std::string::npos);  // out of memory
+}
+#endif
+
 TEST_CASE("cuda: ops are timed by events: their seconds are there after one wait, and no op waits for the host") {
     if (!have_gpu()) return;
     Tensor x({1 << 16}, DType::f32, Device::cuda), host({1 << 16}, DType::f32, Device::cpu);

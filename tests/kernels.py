@@ -75,14 +75,16 @@ def kernels_of(cubin):
 
 
 def table_of(build):
-    """The table's rows, and whether all are of COMPILER for sm_90a."""
+    """The table's rows, those of sm_90a, and whether all are of COMPILER."""
     found, same = {}, True
     for path in sorted(build.glob("CMakeFiles/cuda_*.dir/**/*.o")):
         data = path.read_bytes()
-        for m in re.finditer(rb"\x7fELF\x02.{11}..\xbe\0", data, re.S):  # 190: a GPU's
-            cubin = data[m.start():]
-            found |= kernels_of(cubin)
-            same &= COMPILER.encode() in cubin and b"-arch sm_90a" in cubin
+        begins = [m.start() for m in re.finditer(rb"\x7fELF\x02.{11}..\xbe\0", data, re.S)]  # 190: a GPU's
+        for begin, end in zip(begins, begins[1:] + [len(data)]):
+            cubin = data[begin:end]
+            if b"-arch sm_90a" in cubin:
+                found |= kernels_of(cubin)
+                same &= COMPILER.encode() in cubin
     names = subprocess.run(["c++filt"], input="\n".join(found), capture_output=True, text=True, check=True).stdout
     rows = []
     for name, (threads, registers, stack, static) in zip(names.splitlines(), found.values()):

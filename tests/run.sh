@@ -41,8 +41,10 @@ part() { # NAME COMMAND...
     "${@:2}" || failed+=("$name")
     parts+=("$((SECONDS - start)) s $name")
 }
-gpu=()
+gpu=() architectures=()
 if ! nvidia-smi -L >/dev/null 2>&1; then
+    architectures=("-DTRAIN70B_CUDA_ARCH=80-real;90a-real")
+    if [ "$tier" = all ]; then architectures=("-DTRAIN70B_CUDA_ARCH=80-real;89-real;90a-real;100"); fi
     gpu=(-LE '^gpu$')
     skipped+=("the tests NN_cuda: no GPU here")
 fi
@@ -125,7 +127,8 @@ first_unit=$unit
 # The time limits of tests are for a machine whose unit is less than 5 s; a slower one gets as many times more.
 TRAIN70B_PATIENCE=$(awk -v unit="$unit" 'BEGIN {print int(unit / 5 + 1)}')
 export TRAIN70B_PATIENCE
-part "build" bash tests/setup.sh build "${strict[@]}" -DTRAIN70B_CUDA=AUTO ${chapter:+"tests_$chapter"}
+part "build" bash tests/setup.sh build "${strict[@]}" -DTRAIN70B_CUDA=AUTO \
+    "${architectures[@]}" ${chapter:+"tests_$chapter"}
 case "$tier" in
     short) what="eighth $TRAIN70B_TEST_SLICE of the long grids" only=(-L '^short$' ${chapter:+-R "^$chapter"}) ;;
     commit)

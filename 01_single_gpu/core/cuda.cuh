@@ -10,10 +10,10 @@
 #include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/tensor.h"
 
-#define CUDA_CHECK(call)                                                          \
-    do {                                                                          \
-        const cudaError_t cuda_status = (call);                                   \
-        CHECK(cuda_status == cudaSuccess, "{}", cudaGetErrorString(cuda_status)); \
+#define CUDA_CHECK(call)                                                              \
+    do {                                                                              \
+        const cudaError_t cuda_status = (call);                                       \
+        CHECK(cuda_status == cudaSuccess, "{}", train70b::cuda_failure(cuda_status)); \
     } while (0)
 
 namespace train70b::cuda {

@@ -183,6 +183,12 @@ CudaStreamScope::~CudaStreamScope() {
 
 bool CudaStreamScope::active() { return context().scopes > 0; }
 
+std::string cuda_failure(int status) {
+    const bool of_a_kernel = status >= cudaErrorIllegalAddress && status <= cudaErrorLaunchFailure;  // 700 to 719
+    return describe("{}{}", cudaGetErrorString(cudaError_t(status)),
+                    of_a_kernel ? ": an earlier kernel's (CUDA_LAUNCH_BLOCKING=1 names the call)" : "");
+}
+
 int cuda_device_count() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;

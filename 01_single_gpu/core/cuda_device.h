@@ -64,6 +64,7 @@ class CudaStreamScope {
     void* outer_;
 };
 
+std::string cuda_failure(int status);  // a cudaError_t in words
 int cuda_device_count();
 std::string cuda_device_id();  // PCI bus id of the device in use
 // Default: device 0. Must precede the first allocation, host or device: streams belong to the device that was current

@@ -80,6 +80,6 @@ std::unique_ptr<Backend> make_fake_backend(int rank, int size);
 std::unique_ptr<Backend> make_staged_backend();
 enum class CommStreams { group, one };  // --comm-streams: a stream for each group, or one for all
 std::unique_ptr<Backend> make_nccl_backend(CommStreams streams);
-int nccl_version();  // 22809: 2.28.9
+std::string nccl_text(CommStreams& streams);  // NCCL's version and limits, in lines; with an old one: one stream
 
 }  // namespace train70b

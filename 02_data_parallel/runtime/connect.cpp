@@ -16,7 +16,6 @@
 #include "01_single_gpu/core/environment.h"
 #include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/say.h"
-#include "02_data_parallel/runtime/ctas.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
@@ -158,25 +157,14 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
     return name != "auto" ? name : shared ? "staged" : "nccl";
 }
 
-#if TRAIN70B_CUDA
-CommStreams streams_of(const CommOptions& o) {
-    const int version = nccl_version();
-    say("comm: NCCL {}.{}.{}; its kernels take up to {} of {} multiprocessors for a group, {} for one with little to "
-        "send, "
-        "{} for a channel\n",
-        version / 10000, version / 100 % 100, version % 100, ctas_of(GroupLoad::heavy), cuda_info().multiprocessors,
-        ctas_of(GroupLoad::light), ctas_of(GroupLoad::channel));
-    if (o.streams != "group") return CommStreams::one;
-    if (version >= 22600) return CommStreams::group;
-    say("comm: --comm-streams one, because NCCL orders the kernels of several streams from 2.26 on only\n");
-    return CommStreams::one;
-}
-#endif
-
 std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] const CommOptions& o) {
     if (name == "fake") return make_fake_backend(int(o.fake_rank), int(o.fake_world));
 #if TRAIN70B_CUDA
-    if (name == "nccl") return make_nccl_backend(streams_of(o));
+    if (name == "nccl") {
+        CommStreams streams = o.streams == "group" ? CommStreams::group : CommStreams::one;
+        say("{}", nccl_text(streams));
+        return make_nccl_backend(streams);
+    }
     if (name == "staged") return make_staged_backend();
 #endif
     return make_mpi_backend();
