@@ -49,8 +49,8 @@ def words_of(shape):
     return [str(word) for name, size in zip(NAMES, (*shape, 1)) for word in (f"--{name}", size)]
 
 
-def shape_of(n, layers, *others):  # without hardware, to try this script: of a second or two
-    return (min((layers + 1) // 2, 4), 32, 8, 8, 32, 256, others[5] // 256, others[6]) if n.tiny else (layers, *others)
+def shape_of(n, L, E, H, K, F, V, T, B):  # without hardware, to try this script: of a second or two
+    return (min((L + 1) // 2, 4), 32, 8, 8, 32, 256, min(T // 256, 128), B) if n.tiny else (L, E, H, K, F, V, T, B)
 
 
 def step_row(shape, plan, step_s, key="the step"):
