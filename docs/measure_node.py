@@ -55,7 +55,7 @@ def step_row(shape, plan, step_s, key="the step"):
     floor = plan["the step"] / 1e3 * plan["MFU"] / 100 if plan else 0  # the model's FLOPs at the data sheet's rate
     return {"step_s": step_s, "floor_s": floor or "", "expected_s": plan[key] / 1e3 if plan else "",
             "tokens_per_s": shape[6] * shape[7] / step_s, "mfu": floor / step_s or "",
-            "model_tflops_per_rank": floor * plan.get("of", 0) / step_s or ""}
+            "model_tflops_per_rank": floor * plan.get("% of", 0) / step_s or ""}
 
 
 def tests(n, name, chapter, *words, **options):
@@ -151,8 +151,8 @@ def links(n):
     for ranks in sorted({2, n.ranks}) if n.ranks > 1 else ():
         n.run(f"all-reduce over {ranks}", ["test_measure", "all-reduce", "--largest-mb", 1 if n.tiny else 256], rows,
               ranks, 240, file_flag="--csv")
-        n.run(f"links of {ranks}", ["08_3d_full", *words_of((*SMALL[:-1], ranks)), "--steps", 1], rows, ranks,
-              file_flag="--probe-file")
+        words = [*words_of((*SMALL[:-1], ranks)), "--steps", 1, "--comm-timeout", 120]
+        n.run(f"links of {ranks}", ["08_3d_full", *words], rows, ranks, file_flag="--probe-file")
 
 
 def train_layouts(n, shape, backend, listed, before=()):

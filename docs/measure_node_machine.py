@@ -154,13 +154,13 @@ class Node:
         return rows
 
     def expected(self, words, ranks=1):
-        """A step by the cost model: ms of an op, "computation", "the step"; "peak memory", GB; "MFU" % "of" TFLOP/s."""
+        """A step by the cost model: ms of ops, "computation", "the step"; "peak memory", GB; "MFU"; "% of" TFLOP/s."""
         fake, limit = ["--fake-world", ranks, "--simulate", f"{self.file}.json"], min(60, self.end - time.monotonic())
         command = [self.bin / "08_3d_full", *words, "--comm", "fake", *fake]
         code, text, _ = execute(command, limit) if self.cluster else (0, "", 0)
         print(f"no expected figure: {last_lines(text)}\n" * (code != 0), end="")
         found = re.findall(r"(?m)^(\S.*?)  +(?:[\d.]+ +)?([\d.]+) +[\d.]+%$", text)
-        found += re.findall(r"(peak memory|MFU|of) ([\d.]+)", text)
+        found += re.findall(r"(peak memory|MFU|% of) ([\d.]+)", text)
         return {key: float(value) for key, value in found if code == 0}
 
     def run(self, name, command, parse, ranks=1, limit=150, before=(), file_flag=None):

@@ -73,6 +73,9 @@ def test_floor_and_expected_step_are_those_of_the_cost_model(binaries):
     assert row["tokens_per_s"] == pytest.approx(76610, rel=1e-4) and row["expected_s"] == plan["the step"] / 1e3
     assert row["mfu"] == pytest.approx(0.530, rel=2e-3) and row["floor_s"] == pytest.approx(0.0567, rel=2e-3)
     assert row["model_tflops_per_rank"] == pytest.approx(524.4, rel=2e-3) and 24 < plan["peak memory"] < 28
+    words = [*measure_node.words_of((*measure_node.SLICE[:7], 4)), "--dtype", "bf16", "--pp", "2"]
+    several = machine.Node.expected(node, words, 8)  # says "2 of 8 ranks"
+    assert several["% of"] == plan["% of"] == 989 and several["computation"] < several["the step"]
 
 
 def test_a_failing_run_and_missing_programs_are_recorded(run):
@@ -234,6 +237,7 @@ class Clocked:
             monkeypatch.setattr(module, "execute", execute)
         monkeypatch.setattr(machine, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(measure_node, "look", lambda: ([("driver", "580.1, CUDA 13.0", "")], 85.5e9, 478, []))
+        monkeypatch.setattr(machine.programs, "ENVIRONMENT", dict(machine.programs.ENVIRONMENT))
         self.monkeypatch = monkeypatch
         (folder / "bin").mkdir()
         for name in ["01_single_gpu", "test_measure", "07_fp8", "08_3d_full", *(f"test_0{i}" for i in range(1, 9))]:
