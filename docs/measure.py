@@ -22,7 +22,7 @@ import time
 import programs
 import tables
 from measure import Runs, chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08
-from measure.chapter02 import all_reduce, data_parallel
+from measure.chapter02 import all_reduce, overlap
 from measure.chapter07 import by_step, fp8_loss
 from style import ON_DEVICE as KINDS
 
@@ -247,7 +247,7 @@ def checkpoints(runs):
 
 
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
-          "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
+          "02_all_reduce": all_reduce, "02_overlap": overlap, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
           "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,

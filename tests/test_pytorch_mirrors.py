@@ -19,7 +19,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"^## The same in PyTorch$.*?^```python\n(.*?)^```$", re.M | re.S)
 SNIPPETS = {page.parent.name: found[1] for page in sorted(ROOT.glob("0*/**/README.md"))
             if (found := SECTION.search(page.read_text("utf-8")))}
-PLANTS = {"03_zero": ("[mesh.get_local_rank()]", "[0]"), "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
+PLANTS = {"02_data_parallel": ("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),
+          "03_zero": ("[mesh.get_local_rank()]", "[0]"),
+          "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
           "06_context_parallel": ("fully_shard(model, mesh=mesh)", "")}
 STEPS, WIDTH, TOKENS = 4, 32, 16
 
