@@ -11,22 +11,22 @@ class Training {
   public:
     const Sizes s;
     Llama model;
-
     explicit Training(const Sizes& sizes) : s(sizes), model(s), text_(open_text(s)) { model.allocate(s); }
 
     // Gradients are zeroed first, then added to, and stay until the next step. On a GPU operations are only queued; the
     // host waits in make_batch, which uploads, and where it reads numbers: squares and read.
+    // tag::step[]
     Result step(int64_t number) {
         for (Unit& unit : model.units) fill(unit.grad, 0);
         const Batch batch = make_batch(text_, s, (number - 1) * s.batch, s.batch, {{0, s.T}});
         Llama::Saved saved;
         const Tensor loss = model.forward({}, saved, batch, parts_);
         model.backward({}, saved, batch, parts_);
-
         const double norm = std::sqrt(squares(model));
         for (Unit& unit : model.units) update(unit, unit.data, unit.grad, number, norm);
         return {read(loss)[0], norm};
     }
+    // end::step[]
 
   private:
     const Source text_;

@@ -57,7 +57,7 @@ TEST_CASE("cuda: products by hand, in every orientation and of any shape, accumu
                     }
 }
 
-// Counted in 01_single_gpu/README.md: EMULATE_STATS=1.
+// Counted in 01_single_gpu/REFERENCE.md: EMULATE_STATS=1.
 TEST_CASE("cuda: products by hand, Y (128, 128) = X (128, 64) W^T: three of them sum in the same order") {
     if (!have_gpu()) return;
     const auto product = [&](DType dtype, MatmulBy kernels) {

@@ -150,10 +150,10 @@ def test_counts_of_the_products_by_hand_are_those_of_the_lesson(binaries):
     assert not [each for each in found if each[1] == "shared reads" and each[2] != each[3]]  # no bank conflicts
     if not counts:
         pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
-    lesson = (ROOT / "01_single_gpu/README.md").read_text()
+    lesson = (ROOT / "01_single_gpu/REFERENCE.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)`(?:, bf16)? \|[^|]*\|[^|]*\| ([\d,]+) \| ([\d,–]+) \| (\d+), (\w+)", lesson, re.M)
     assert [name for name, *_ in rows] == ["naive", "tiled", "registers", "mma"]
-    table = (ROOT / "docs/results/kernels.csv").read_text()
+    table = (ROOT / "docs/results/kernels.csv").read_text("utf-8")
     for name, *taken, registers, shared in rows:
         of = "bf16, MmaTile<true>, MmaTile<true> " if name == "mma" else "float, float"
         csv = re.search(rf'"{name}_kernel<{of}>",\d+,(\d+),0,(\d+),', table)

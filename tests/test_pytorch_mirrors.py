@@ -1,8 +1,9 @@
 """Only this catches: a lesson's PyTorch snippet that does not run, or trains another model. Needs torch (2.15 ran).
 
 The first block of Python in a lesson's section "The same in PyTorch" trains Llama on batch(step) for STEPS steps and
-appends each whole batch's loss to `losses`. Two ranks (gloo) run it and must have one rank's losses; with its plant,
-others. By SGD, whose update is proportional to the gradient: a wrong scale shows, which AdamW would hide.
+appends each whole batch's loss to `losses`. Two ranks (gloo; chapter 01: each alone) run it and must have one rank's
+losses; with its plant, others. By SGD, whose update is proportional to the gradient: a wrong scale shows, which AdamW
+would hide.
 """
 import json
 import pathlib
@@ -19,7 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"^## The same in PyTorch$.*?^```python\n(.*?)^```$", re.M | re.S)
 SNIPPETS = {page.parent.name: found[1] for page in sorted(ROOT.glob("0*/**/README.md"))
             if (found := SECTION.search(page.read_text("utf-8")))}
-PLANTS = {"02_data_parallel": ("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),
+PLANTS = {"01_single_gpu": ("y.numel() / targets.numel()", "1 / 3"),  # a mean of means
+          "02_data_parallel": ("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),
           "03_zero": ("[mesh.get_local_rank()]", "[0]"),
           "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
           "06_context_parallel": ("fully_shard(model, mesh=mesh)", "")}

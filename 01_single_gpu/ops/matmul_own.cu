@@ -1,5 +1,5 @@
 // A matrix product by hand in four steps (--matmul), beside cuBLASLt's in matmul.cu. Each has one idea more; what it
-// saves is counted in 01_single_gpu/README.md:
+// saves is counted in 01_single_gpu/REFERENCE.md:
 //   naive       a thread computes one element of c and reads all that it needs from global memory
 //   tiled       a block brings tiles of the operands to shared memory, where all its threads read them
 //   registers   a thread computes 8 x 8 elements: a number that it has read serves eight products

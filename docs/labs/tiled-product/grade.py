@@ -78,7 +78,7 @@ def main():
     code, said = run(program, ORDER="forward")
     for order in ("reverse", "random") if code == 0 else ():
         code, said = (code, said) if code else run(program, ORDER=order)
-    row("right", 3, code == 0, "01_single_gpu/README.md, \"Products by hand\"",
+    row("right", 3, code == 0, "01_single_gpu/REFERENCE.md, \"Products by hand\"",
         "Every thread needs all 32 k of both tiles, those of this round and no others.", said.split("\n")[0])
     for order in ("forward", "random"):
         code, said = run(program, ORDER=order, RACES="1")
@@ -92,7 +92,7 @@ def main():
     counts = {what: (int(taken), int(best)) for what, taken, best in
               re.findall(r"product.*: (\w+ \w+), \d+ by warps: (\d+) \w+, (\d+) at best", said)}
     (reads, fewest), (writes, few) = (counts.get(f"shared {what}", (0, 0)) for what in ("reads", "writes"))
-    row("bank conflicts", 3, 0 < reads == fewest and writes == few, "01_single_gpu/README.md, \"Products by hand\"",
+    row("bank conflicts", 3, 0 < reads == fewest and writes == few, "01_single_gpu/REFERENCE.md, \"Products by hand\"",
         "Nothing lies in shared memory." if reads == 0 else
         "In which banks do the words lie that the 32 lanes of a warp read for one j?" if reads > fewest else
         "Now the writes have the conflict: in which banks do the words lie that the lanes of a warp write?",
@@ -100,7 +100,7 @@ def main():
                    "formula": "no bank conflict", "good": got == best} for what, got, best in
                   (("reads", reads, fewest), ("writes", writes, few))])
     sectors = counts.get("global reads", (0, 0))[0]
-    row("global memory", 1, 0 < sectors <= SECTORS, "01_single_gpu/README.md, \"Products by hand\"",
+    row("global memory", 1, 0 < sectors <= SECTORS, "01_single_gpu/REFERENCE.md, \"Products by hand\"",
         "Each block reads each element of its tiles once; neighbouring lanes read neighbours.",
         measured=[{"what": "sectors read, M = N = K = 64", "got": sectors, "expected": SECTORS, "unit": "",
                    "formula": "2 tiles, 4 blocks, 2 rounds, 32 lines of 4", "good": 0 < sectors <= SECTORS}])
