@@ -34,8 +34,9 @@ def forms(runs):
 
 
 def overlap(_):
-    """a step of Llama-3 8B on one sequence of 8,192 tokens per GPU, 6,667 tokens/s, fp32 gradients, a bucket per unit; the
-    backward pass takes two thirds of the time, divided by FLOPs; a bucket's all-reduce takes 2 n (N-1)/N bytes / rate"""
+    """a step of Llama-3 8B on one sequence of 8,192 tokens per GPU, 6,667 tokens/s, fp32 gradients, a bucket per unit;
+    the backward pass takes two thirds of the time, divided by FLOPs; a bucket's all-reduce takes 2 n (N-1)/N bytes /
+    rate"""
     width, ffn, vocabulary, blocks, tokens = 4096, 14336, 128256, 32, 8192
     block, head = 2 * width * (width + 1024) + 3 * width * ffn + 2 * width, width * vocabulary
     # In the order of the backward pass: [parameters, FLOPs per token in the forward pass]
@@ -43,7 +44,8 @@ def overlap(_):
     step, flops = tokens / 6667, sum(each for _, each in units)
     rows = [["title", "lane", "what", "begin", "end"]]
     node, card = (7 / 8, 370e9), (1, 45e9)  # the share that a rank sends twice, bytes per second
-    for title, (share, rate), first in (("8 GPUs, after the backward pass", node, step), ("8 GPUs, overlapped", node, 0),
+    for title, (share, rate), first in (("8 GPUs, after the backward pass", node, step),
+                                        ("8 GPUs, overlapped", node, 0),
                                         ("many nodes, one card each, overlapped", card, 0)):
         time, free = step / 3, first
         rows.append([title, "computes", "forward", "0", f"{time:.6f}"])
