@@ -198,6 +198,15 @@ def mesh_memory(runs):
     return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)] for name, peak in peaks.items())]
 
 
+def mesh_bytes(runs):
+    """bytes that rank 16 (second of four stages) sends in a step of 70B on 8 nodes of 8, tp 8 x pp 4 x dp 2, by axis"""
+    layout = ("--model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --sequence-parallel on --dtype bf16 "
+              "--seq-len 4096 --global-batch 256 --micro-batch 1 --dry-run --fake-rank 16")
+    sent = runs.steps(1, "08_3d_full", layout.split(), "mesh.jsonl")[0]["comm_bytes"]
+    return [["axis", "bytes"], *([axis, sum(sent[name] for name in sent if name.startswith(axis + "."))]
+                                 for axis in ("tp", "pp", "dp"))]
+
+
 def expert_load(runs):
     """load of the busiest of 8 experts over the mean, in the worst layer: without balancing, with a loss, with biases"""
     flags = {"none": "--aux-loss 0", "loss": "", "biases": "--aux-loss 0 --router sigmoid --router-bias-rate 0.01"}
@@ -250,8 +259,8 @@ TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "0
           "02_all_reduce": all_reduce, "02_overlap": overlap, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,
-          "08_checkpoint": checkpoints}
+          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_mesh": mesh_bytes,
+          "08_experts": expert_load, "08_checkpoint": checkpoints}
 CHAPTERS = (chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08)
 PRINTED = {name: table for chapter in CHAPTERS for name, table in chapter.PRINTED.items()}
 

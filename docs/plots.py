@@ -8,6 +8,7 @@ NAME: 01_loss, 05_measured, ...; default: every picture whose NAME.csv lies in t
 """
 import argparse
 import pathlib
+import statistics
 import sys
 
 import matplotlib
@@ -289,23 +290,68 @@ def fp8_loss(rows, window=10):
 
 
 def mesh_loss(rows):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
     steps, (one, eight) = numbers(rows, "step"), [name for name in rows[0] if name != "step"]
     left.plot(steps, numbers(rows, one), color=style.BLUE, label=one)
     left.plot(steps, numbers(rows, eight), color=style.RED, ls="--", label=eight)
     left.set(xlabel="step", ylabel="loss")
+    left.set_title("the curves lie on each other ...", fontsize=10)
     left.legend()
-    right.semilogy(steps, [max(abs(a - b) / a, 1e-10) for a, b in zip(numbers(rows, one), numbers(rows, eight))],
-                   color=style.GREEN)
-    right.set(xlabel="step", ylabel="|difference| / loss")
+    apart = [(step, abs(a - b) / a) for step, a, b in zip(steps, numbers(rows, one), numbers(rows, eight))]
+    right.semilogy(*zip(*(point for point in apart if point[1] > 0)), color=style.GREEN, marker=".", ms=4)
+    equal = [step for step, difference in apart if difference == 0]
+    right.semilogy(equal, [1e-8] * len(equal), color="black", marker="v", ms=5, ls="", label="equal in all digits: 0")
+    right.set(xlabel="step", ylabel="|difference| / loss", ylim=(5e-9, 0.1))
+    right.set_title("... and yet differ: rounding, which AdamW amplifies", fontsize=10)
+    right.legend(loc="lower right")
     right.grid(alpha=0.3)
     return figure
 
 
 def mesh_memory(rows):
-    figure, axis = plt.subplots(figsize=(7, 3.4))
+    figure, axis = plt.subplots(figsize=(7, 3.6))
     memory_bars(axis, [row["rank"].replace(" ", "\n") for row in rows], rows)
     axis.set_ylabel("MiB, peak of each kind")
+    bottom = 0
+    for kind in style.ON_DEVICE:
+        height = float(rows[0][kind]) / 2**20
+        if height > 3:
+            axis.text(0, bottom + height / 2, kind, ha="center", va="center", fontsize=8)
+        bottom += height
+    one, first, last = (sum(float(rows[i][kind]) for kind in style.ON_DEVICE) for i in (0, 1, -1))
+    axis.set_title(f"Eight ranks hold {first / one:.0%} (first stage) and {last / one:.0%} (last) of one rank's "
+                   "peaks, not 12.5%", fontsize=10)
+    return figure
+
+
+def mesh_on_nodes(rows):
+    """70B on 8 nodes of 8 GPUs, tp 8, pp 4, dp 2: nodes, ranks, and what a rank sends along each axis."""
+    sent = {row["axis"]: float(row["bytes"]) / 1e9 for row in rows}
+    figure, axis = plt.subplots(figsize=(9, 3.9))
+    for stage in range(4):
+        for copy in range(2):
+            x, y, first = 3.3 * stage, 2.3 * (1 - copy), 16 * stage + 8 * copy
+            axis.add_patch(plt.Rectangle((x, y), 2.5, 1.3, fill=False, lw=1.2))
+            for gpu in range(8):
+                at = (x + 0.1 + 0.58 * (gpu % 4), y + 0.72 - 0.6 * (gpu // 4))
+                axis.add_patch(plt.Rectangle(at, 0.54, 0.46, color=(style.CYAN, style.YELLOW)[copy], lw=0))
+                axis.text(at[0] + 0.27, at[1] + 0.22, first + gpu, ha="center", va="center", fontsize=9)
+            if stage < 3:
+                axis.annotate("", (x + 3.25, y + 0.65), (x + 2.55, y + 0.65),
+                              arrowprops={"arrowstyle": "<->", "lw": 1.5})
+                axis.text(x + 2.9, y + 0.8, "pp", ha="center", fontsize=10)
+        axis.annotate("", (x + 1.25, 1.35), (x + 1.25, 2.25), arrowprops={"arrowstyle": "<->", "lw": 3})
+        axis.text(x + 1.4, 1.8, "dp", va="center", fontsize=10)
+        axis.text(x + 1.25, 3.7, f"stage {stage}: 20 layers", ha="center", fontsize=10)
+    for copy in range(2):
+        axis.text(-0.2, 2.3 * (1 - copy) + 0.65, f"half {copy} of\nthe batch", ha="right", va="center", fontsize=10)
+    axis.text(-1.4, -0.6, f"A rank of stage 1 sends per step: {sent['tp']:,.0f} GB along tp, inside its node (a box); "
+              f"{sent['dp']:.1f} GB along dp and {sent['pp']:.1f} GB along pp,\nover its card, to the rank in the same "
+              "place of another node.", fontsize=10, va="center")
+    axis.set(xlim=(-1.5, 12.6), ylim=(-1, 4))
+    axis.axis("off")
+    axis.set_title(f"70B on 8 nodes of 8 GPUs: with tp innermost {sent['tp'] / sum(sent.values()):.1%} of the bytes "
+                   "stay inside a node", fontsize=11)
     return figure
 
 
@@ -321,6 +367,9 @@ def published(rows):
         colour, marker = looks[role]
         points.loglog(numbers(mine, "published"), numbers(mine, "predicted"), color=colour, marker=marker, ls="",
                       ms=9 if marker == "*" else 4, label=f"{role} ({len(mine)})")
+    off = [float(row["error"]) for row in rows if row["role"] == "held out"]
+    figure.suptitle(f"Of {len(off)} held-out runs half are predicted to {statistics.median(map(abs, off)):.0f}%; "
+                    f"{sum(error > 0 for error in off)} come out too fast", fontsize=11)
     points.set(xlabel="published tokens/s per GPU", ylabel="predicted tokens/s per GPU", xlim=ends)
     points.legend(fontsize=8)
     held = [row for row in rows if row["role"] == "held out"]
@@ -337,14 +386,17 @@ def published(rows):
 
 def expert_load(rows):
     figure, axis = plt.subplots(figsize=(7, 3.6))
-    labels = {"none": ("no balancing", style.RED), "loss": ("--aux-loss 0.01", style.BLUE),
-              "biases": ("--router-bias-rate 0.01", style.GREEN)}
-    for name, (label, colour) in labels.items():
-        axis.plot(numbers(rows, "step"), numbers(rows, name), color=colour, lw=1, label=label)
+    labels = {"none": ("no balancing", style.RED, 2), "loss": ("--aux-loss 0.01", style.CYAN, 1.2),
+              "biases": ("--router-bias-rate 0.01", "black", 0.7)}
+    for name, (label, colour, width) in labels.items():
+        axis.plot(numbers(rows, "step"), numbers(rows, name), color=colour, lw=width, label=label)
     axis.axhline(1, color="#999999", lw=0.8, ls=":")
-    axis.text(1000, 1.02, "even", ha="right", va="bottom", fontsize=8, color="#666666")
-    axis.set(xlabel="step", ylabel="busiest expert, times the mean load", ylim=(0.9, 4.1))
-    axis.legend(fontsize=8, loc="center right")
+    axis.text(1000, 0.97, "1: an even load", ha="right", va="top", fontsize=9)
+    axis.set(xlabel="step", ylabel="busiest expert, times the mean load", ylim=(0.7, 4.1))
+    last = {name: sum(numbers(rows[-100:], name)) / 100 for name in labels}
+    axis.set_title(f"Without balancing one expert gets every row ({last['none']:.1f} times the mean);\nwith a loss or "
+                   f"with biases {last['loss']:.1f} and {last['biases']:.1f} times (last 100 steps)", fontsize=10)
+    axis.legend(fontsize=9, loc="center right")
     return figure
 
 
@@ -401,7 +453,7 @@ PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_a
             "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
             "05_measured": measured_schedules, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
-            "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
+            "08_mesh": mesh_on_nodes, "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
 
 
 def main():
