@@ -39,12 +39,10 @@ struct Groups {
           p(world.rank() / (m.tp * m.cp * m.dp)) {
         // A group: the ranks with the same color, that is, those which differ along its axes only.
         const int64_t T = m.tp, TC = T * m.cp, TCD = TC * m.dp;
-        // tag::groups[]
         tp = world.split([=](int r) { return int(r / T); }, "tp");
         cp = world.split([=](int r) { return int(r / TC * T + r % T); }, "cp");
         dp_cp = world.split([=](int r) { return int(r / TCD * T + r % T); }, "dp_cp");
         pp = world.split([=](int r) { return int(r % TCD); }, "pp");
-        // end::groups[]
     }
 };
 
@@ -131,6 +129,7 @@ class Training {
         for (Unit& unit : model.units) fill(unit.grad, 0);
         const double loss = forward_backward(number);
 
+        // tag::update[]
         // ZeRO-1: gradients are summed over the ranks that have the same weights, each of which updates a part. Nothing
         // overlaps the backward pass here.
         double squares = 0;
@@ -146,6 +145,7 @@ class Training {
             groups.dp_cp.all_gather(model.units[i].data, shard).wait();
         }
         return {groups.pp.sum(groups.dp_cp.sum(loss)), norm};  // tp ranks: the same loss; other stages: 0
+        // end::update[]
     }
 
   private:

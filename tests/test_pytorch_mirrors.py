@@ -1,9 +1,9 @@
 """Only this catches: a lesson's PyTorch snippet that does not run, or trains another model. Needs torch (2.15 ran).
 
 The first block of Python in a lesson's section "The same in PyTorch" trains Llama on batch(step) for STEPS steps and
-appends each whole batch's loss to `losses`. Two ranks (gloo; chapter 01: each alone) run it and must have one rank's
-losses; with its plant, others. By SGD, whose update is proportional to the gradient: a wrong scale shows, which AdamW
-would hide.
+appends each whole batch's loss to `losses`. Two ranks (gloo; or RANKS; chapter 01: each alone) run it, and the last
+must have one rank's losses; with its plant, others. By SGD, whose update is proportional to the gradient: a wrong scale
+shows, which AdamW would hide.
 """
 import json
 import pathlib
@@ -24,7 +24,9 @@ PLANTS = {"01_single_gpu": ("y.numel() / targets.numel()", "1 / 3"),  # a mean o
           "02_data_parallel": ("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),
           "03_zero": ("[mesh.get_local_rank()]", "[0]"),
           "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
-          "06_context_parallel": ("fully_shard(model, mesh=mesh)", "")}
+          "06_context_parallel": ("fully_shard(model, mesh=mesh)", ""),
+          "08_3d_full": ("[dp.get_local_rank()]", "[mesh[\"tp\"].get_local_rank()]")}
+RANKS = {"08_3d_full": 8}
 STEPS, WIDTH, TOKENS = 4, 32, 16
 
 
@@ -34,7 +36,7 @@ class Block(nn.Module):
         self.norm, self.qkv, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):  # (B, T, E)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, 8)).permute(3, 0, 2, 1, 4)  # a head's rows together
         return x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
 
 
@@ -73,7 +75,7 @@ def one_rank(model):
 @pytest.mark.parametrize("chapter", SNIPPETS)
 def test_two_ranks_have_the_losses_of_one(run, chapter, planted):
     (run.folder / "it.py").write_text(SNIPPETS[chapter].replace(*(PLANTS[chapter] if planted else ("", ""))), "utf-8")
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    launch = f"-m torch.distributed.run --standalone --nproc-per-node {RANKS.get(chapter, 2)}"
     losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=240).out.partition("losses ")[2])
     assert planted == (losses != pytest.approx(list(one_rank(Llama())), rel=1e-5)), losses
 
@@ -89,6 +91,6 @@ if __name__ == "__main__":
     sdpa = lambda q, k, v, is_causal: flash(q, k, v, 0.0, is_causal)[0]  # noqa: E731
     sdpa.__name__, F.scaled_dot_product_attention = "scaled_dot_product_attention", sdpa
     exec(pathlib.Path(sys.argv[1]).read_text("utf-8"))
-    if torch.distributed.get_rank() == 1:
+    if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
         print("losses", json.dumps(losses))
     torch.distributed.destroy_process_group()

@@ -98,7 +98,7 @@ def main():
         rows.append({"row": name, "points": points, "of": of, "lesson": lesson, "measured": list(measured),
                      "remark": remark, **more})
 
-    layout_lesson = "08_3d_full/README.md, \"The arithmetic\": which techniques can be combined"
+    layout_lesson = "08_3d_full/REFERENCE.md, \"Which techniques can be combined?\""
     done = dry_run(build, flags)
     if done.returncode != 0:
         line = next((line for line in done.stderr.split("\n") if line), f"exit code {done.returncode}")
@@ -127,7 +127,7 @@ def main():
     else:
         remark = "Fewer micro-batches or chunks in flight, more ranks per layer, or recomputation."
     points = 3 if total <= room else 1 if total <= DEVICE_GB else 0
-    row("memory", points, 3, "08_3d_full/README.md, \"The arithmetic\": 70B, 64 GPUs of 80 GB",
+    row("memory", points, 3, "08_3d_full/README.md, \"The arithmetic\": 70B on 64 GPUs of 80 GB",
         [figure("largest rank", total, room, "GB", f"{DEVICE_GB} GB - {RESERVE_GB} GB in reserve", total <= room)],
         most + remark)
 
