@@ -22,6 +22,7 @@ struct TensorParallel : OneDevice {
     Comm ranks;
 
     explicit TensorParallel(const Comm& all) : ranks(all) {}
+    // tag::f-and-g[]
     // A rank's rectangle {first row, rows, first column, columns} of a matrix (out, in).
     Param rows(Param p) const {  // some outputs (of q, k, v whole heads): column-parallel
         const int64_t n = p.local.rows / ranks.size();
@@ -38,7 +39,6 @@ struct TensorParallel : OneDevice {
         return p;
     }
     // In place: x is a fresh tensor in every call.
-    // tag::f-and-g[]
     Tensor f_backward(const Tensor& dx) { return summed(dx); }
     Tensor g(const Tensor& y) { return summed(y); }
     Tensor summed(const Tensor& x) {

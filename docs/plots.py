@@ -164,21 +164,34 @@ def zero_memory(rows):
 def tensor_memory(rows):
     figure, axis = plt.subplots(figsize=(7.5, 3.8))
     memory_bars(axis, [f"tp {row['tp']}" + ",\nsequence" * (row["sequence_parallel"] == "on") for row in rows], rows)
+    axis.bar_label(axis.containers[-1], [f"{sum(numbers([row], kind)[0] for kind in style.ON_DEVICE) / 2**20:.0f}"
+                                         for row in rows], padding=2)
     axis.set_ylabel("MiB on rank 0, peak of each kind")
+    axis.margins(y=0.1)
+    one, plain, sequence = (numbers(rows, "activations")[i] for i in (0, -2, -1))
+    axis.set_title(f"Eight ranks divide activations by {one / plain:.1f}, and by {one / sequence:.1f} with sequence "
+                   "parallelism", fontsize=11)
     return figure
 
 
 def efficiency(rows):
-    figure, axis = plt.subplots(figsize=(7, 3.8))
-    lines = dict(zip(groups(rows, "model"), (":", "-", "--")))
-    colours = dict(zip(groups(rows, "link"), (style.GREEN, style.BLUE, style.RED, style.PURPLE)))
-    for (model, link), mine in groups(rows, "model", "link").items():
-        axis.plot(numbers(mine, "tp"), numbers(mine, "efficiency", 100), lines[model], color=colours[link], marker=".",
-                  label=f"{link}, {model}")
-    axis.set(xlabel="tensor-parallel ranks", ylabel="computing, % of the time (estimated)", ylim=(0, 100))
-    axis.set_xscale("log", base=2)
-    axis.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
-    axis.legend(fontsize=7, handlelength=3.5, loc="center left", bbox_to_anchor=(1, 0.5))
+    """A panel per link, a line per model."""
+    links = groups(rows, "link")
+    figure, axes = plt.subplots(1, len(links), figsize=(8.4, 3.6), sharey=True)
+    for axis, (link, mine) in zip(axes, links.items()):
+        for (model, points), marker, colour in zip(groups(mine, "model").items(), "so^", ("#99bbdd", style.BLUE, "black")):
+            shares = numbers(points, "efficiency", 100)
+            axis.plot(numbers(points, "tp"), shares, color=colour, marker=marker, ms=4)
+            axis.annotate(model.upper(), (16, shares[-1]), (6, -3), textcoords="offset points", fontsize=9)
+        axis.axhline(50, color="#999999", lw=0.8, ls=":")
+        axis.set(xlabel="tensor-parallel ranks", xscale="log", ylim=(0, 100), xlim=(1.8, 30))
+        axis.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
+        axis.minorticks_off()
+        axis.set_title(link, fontsize=10)
+    axes[0].set_ylabel("computing, % of the time (estimate)")
+    eight = [sorted(float(row["efficiency"]) for row in mine if row["tp"] == "8") for mine in links.values()]
+    figure.suptitle(f"8 ranks compute {eight[0][0]:.0%} to {eight[0][-1]:.0%} of the time over NVLink, {eight[-1][0]:.0%} to "
+                    f"{eight[-1][-1]:.0%} over a network card each", fontsize=11)
     return figure
 
 

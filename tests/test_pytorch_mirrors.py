@@ -23,6 +23,7 @@ SNIPPETS = {page.parent.name: found[1] for page in sorted(ROOT.glob("0*/**/READM
 PLANTS = {"01_single_gpu": ("y.numel() / targets.numel()", "1 / 3"),  # a mean of means
           "02_data_parallel": ("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),
           "03_zero": ("[mesh.get_local_rank()]", "[0]"),
+          "04_tensor_parallel": ("[mesh.get_local_rank()]", "[0]"),
           "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
           "06_context_parallel": ("fully_shard(model, mesh=mesh)", ""),
           "08_3d_full": ("[dp.get_local_rank()]", "[mesh[\"tp\"].get_local_rank()]")}
@@ -36,7 +37,7 @@ class Block(nn.Module):
         self.norm, self.qkv, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):  # (B, T, E)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, 8)).permute(3, 0, 2, 1, 4)  # a head's rows together
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, WIDTH // 4)).permute(3, 0, 2, 1, 4)  # (B, H, T, D)
         return x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
 
 
