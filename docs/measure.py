@@ -160,19 +160,17 @@ def causal(runs):
 
 
 def formats(runs):
-    """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to
+    """largest relative rounding error in each octave, of values as a share of the tensor's largest, which is scaled to
     the format's largest"""
     rows = [["format", "magnitude", "error"]]
-    known = (("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344), ("bf16", 7, -126, 1))
-    for name, mantissa_bits, smallest_exponent, scale in known:
-        def error(share):
-            x = scale * share
-            unit = 2.0 ** (max(math.floor(math.log2(x)), smallest_exponent) - mantissa_bits)
-            return abs(min(round(x / unit) * unit, scale) - x) / x
-        bins, samples = 300, 40
-        shares = [10 ** (-10 + 10 * i / (bins * samples - 1)) for i in range(bins * samples)]
-        for i in range(0, len(shares), samples):
-            rows.append([name, f"{shares[i]:.4g}", f"{max(map(error, shares[i:i + samples])):.4g}"])
+    for name, mantissa_bits, smallest_exponent, scale in (("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344),
+                                                          ("bf16", 7, -126, 1)):
+        for octave in range(math.floor(math.log2(1e-10 * scale)), math.ceil(math.log2(scale))):
+            unit, errors = 2.0 ** (max(octave, smallest_exponent) - mantissa_bits), []
+            for x in (2.0**octave * (1 + i / 1000) for i in range(1000)):
+                if x <= scale:
+                    errors.append(abs(round(x / unit) * unit - x) / x)
+            rows.append([name, f"{2.0**octave / scale:.4g}", f"{max(errors):.4g}"])
     return rows
 
 
