@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the lessons (README.md, */README.md, */REFERENCE.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code;
+"""Holds the lessons (README.md, */README.md, */REFERENCE.md, */experts/*.md, docs/*.md, docs/*/*.md) to the code;
 exit code 1, FILE:LINE and the difference where they disagree. tests/test_lessons.py does it for every page.
 
     python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run] [--all]
@@ -37,7 +37,7 @@ from lessons_printed import Readme, Runner, check
 from lessons_text import Change, parse, reading_minutes, rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/experts/README.md", "docs/*.md",
+PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/experts/*.md", "docs/*.md",
                               "docs/*/*.md") for path in sorted(ROOT.glob(pattern))]
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")

@@ -26,27 +26,41 @@ PLANTS = {"01_single_gpu": ("y.numel() / targets.numel()", "1 / 3"),  # a mean o
           "04_tensor_parallel": ("[mesh.get_local_rank()]", "[0]"),
           "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
           "06_context_parallel": ("fully_shard(model, mesh=mesh)", ""),
-          "08_3d_full": ("[dp.get_local_rank()]", "[mesh[\"tp\"].get_local_rank()]")}
+          "08_3d_full": ("[dp.get_local_rank()]", "[mesh[\"tp\"].get_local_rank()]"),
+          "experts": ('if "experts.weights" not in name', "if True")}
 RANKS = {"08_3d_full": 8}
 STEPS, WIDTH, TOKENS = 4, 32, 16
 
 
-class Block(nn.Module):
+class Experts(nn.Module):  # every row through every expert: those that are not among its two have the weight 0
     def __init__(self):
         super().__init__()
-        self.norm, self.qkv, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.router, self.weights = nn.Linear(WIDTH, 4), nn.Parameter(torch.randn(4, WIDTH, WIDTH) / WIDTH**0.5)
 
     def forward(self, x):  # (B, T, E)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, WIDTH // 4)).permute(3, 0, 2, 1, 4)  # (B, H, T, D)
-        return x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        scores, chosen = self.router(x).softmax(-1).topk(2)
+        scores = torch.zeros(*x.shape[:2], 4).scatter(-1, chosen, scores)
+        return torch.einsum("btn,nbtf->btf", scores, F.silu(x @ self.weights[:, None]))
+
+
+class Block(nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.experts = Experts() if experts else None
+
+    def forward(self, x):  # (B, T, E)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, 8)).permute(3, 0, 2, 1, 4)  # a head's rows together
+        x = x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        return x + self.experts(x) if self.experts else x
 
 
 class Llama(nn.Module):  # a stage of a pipeline has no embed, or no norm and head
-    def __init__(self):
+    def __init__(self, experts=False):
         super().__init__()
         torch.manual_seed(1)
         self.embed, self.norm, self.head = nn.Embedding(64, WIDTH), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 64)
-        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.blocks = nn.Sequential(*(Block(experts) for _ in range(4)))
         self.register_buffer("positions", torch.randn(TOKENS, WIDTH))
 
     def forward(self, x):
@@ -78,7 +92,8 @@ def test_two_ranks_have_the_losses_of_one(run, chapter, planted):
     (run.folder / "it.py").write_text(SNIPPETS[chapter].replace(*(PLANTS[chapter] if planted else ("", ""))), "utf-8")
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {RANKS.get(chapter, 2)}"
     losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=240).out.partition("losses ")[2])
-    assert planted == (losses != pytest.approx(list(one_rank(Llama())), rel=1e-5)), losses
+    expected = list(one_rank(Llama(experts=chapter == "experts")))
+    assert planted == (losses != pytest.approx(expected, rel=1e-5)), losses
 
 
 if __name__ == "__main__":
