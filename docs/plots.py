@@ -290,22 +290,28 @@ def formats(rows):
     return figure
 
 
-def fp8_loss(rows, window=10):
-    colours = ["black", style.BLUE, style.RED, style.GREEN, style.YELLOW, style.CYAN, style.PURPLE]
-    steps, runs = numbers(rows, "step"), {name: numbers(rows, name) for name in rows[0] if name != "step"}
-    reference = next(iter(runs))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-    for (name, losses), colour in zip(runs.items(), colours):
-        left.plot(steps, losses, color=colour, lw=1, label=name)
-        distance = [a - b for a, b in zip(losses, runs[reference])]
-        if name != reference:
-            means = [sum(distance[i - window:i]) / window for i in range(window, len(steps) + 1)]
-            right.plot(steps[window - 1:], means, color=colour, lw=1, label=name)
-    left.set(xlabel="step", ylabel="loss")
-    left.legend(fontsize=8)
-    right.set(xlabel="step", ylabel=f"loss − loss of {reference}, mean of {window}", ylim=(-0.1, 0.1))
-    right.axhline(0, color="black", lw=0.5)
-    right.grid(alpha=0.3)
+def fp8_loss(rows, window=20):
+    """What recipes change, as lines; what another seed changes, as a band."""
+    first = numbers(rows, "bf16")
+    means = {}
+    for name in [name for name in rows[0] if name not in ("step", "bf16")]:
+        distance = [a - b for a, b in zip(numbers(rows, name), first)]
+        means[name] = [sum(distance[i - window:i]) / window for i in range(window, len(rows) + 1)]
+    seeds = [values for name, values in means.items() if "seed" in name]
+    recipes = {name: values for name, values in means.items() if "seed" not in name}
+    steps = numbers(rows, "step")[window - 1:]
+    figure, axis = plt.subplots(figsize=(7.5, 3.8))
+    axis.fill_between(steps, *([end(each) for each in zip(*seeds)] for end in (min, max)), color="#dddddd", lw=0,
+                      label=f"bf16, {len(seeds)} other seeds")
+    for (name, values), colour, dashes in zip(sorted(recipes.items(), key=lambda item: -item[1][-1]),
+                                              (style.PURPLE, style.BLUE, style.GREEN, style.CYAN, style.RED, "black"),
+                                              ("-", "--", "-.", "-", "--", ":")):
+        axis.plot(steps, values, dashes, color=colour, lw=1.4, label=name)
+    axis.axhline(0, color="black", lw=0.6)
+    axis.set(xlabel="step", ylabel=f"loss − loss of bf16, mean of {window} steps", xlim=(0, steps[-1]))
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    recipe, seed = (max(abs(each) for values in group for each in values) for group in (recipes.values(), seeds))
+    axis.set_title(f"A recipe moves the loss by up to {recipe:.2f}, another seed by up to {seed:.2f}", fontsize=11)
     return figure
 
 

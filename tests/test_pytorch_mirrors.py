@@ -4,6 +4,7 @@ The first block of Python in a lesson's section "The same in PyTorch" trains Lla
 appends each whole batch's loss to `losses`. Two ranks (gloo; or RANKS; chapter 01: each alone) run it, and the last
 must have one rank's losses; with its plant, others. By SGD, whose update is proportional to the gradient: a wrong scale
 shows, which AdamW would hide.
+Chapter 07's block defines Fp8 and model: they are held to the formats' errors, and to fp32's losses.
 """
 import json
 import pathlib
@@ -87,13 +88,27 @@ def one_rank(model):
 
 
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("chapter", SNIPPETS)
+@pytest.mark.parametrize("chapter", sorted(SNIPPETS.keys() - {"07_fp8"}))
 def test_two_ranks_have_the_losses_of_one(run, chapter, planted):
     (run.folder / "it.py").write_text(SNIPPETS[chapter].replace(*(PLANTS[chapter] if planted else ("", ""))), "utf-8")
     launch = f"-m torch.distributed.run --standalone --nproc-per-node {RANKS.get(chapter, 2)}"
     losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=240).out.partition("losses ")[2])
     expected = list(one_rank(Llama(experts=chapter == "experts")))
     assert planted == (losses != pytest.approx(expected, rel=1e-5)), losses
+
+
+@pytest.mark.parametrize("plant", [("", ""), ("x.abs().amax() / torch.finfo(dtype).max", "torch.ones(())"),
+                                   ("quantize(dy, E5M2)", "quantize(dy, E4M3)")])
+def test_products_in_8_bits_have_the_errors_of_the_formats_and_nearly_the_losses(plant):
+    scope = {"torch": torch, "Llama": Llama}
+    exec(SNIPPETS["07_fp8"].replace(*plant), scope)
+    x, w = torch.randn(256, 64, requires_grad=True), torch.randn(96, 64, requires_grad=True)
+    dy = 1e-7 * torch.randn(256, 96)
+    eight, exact = ((y, *torch.autograd.grad(y, (x, w), dy)) for y in (scope["Fp8"].apply(x, w), x @ w.t()))
+    y, dx, dw = (((a - b).norm() / b.norm()).item() for a, b in zip(eight, exact))
+    losses, wanted = list(one_rank(scope["model"])), list(one_rank(Llama()))
+    right = 0.03 < y < 0.045 and 0.05 < dx < 0.07 and 0.05 < dw < 0.07 and losses == pytest.approx(wanted, rel=3e-4)
+    assert right == (plant == ("", "")) and losses != wanted, (y, dx, dw, losses)
 
 
 if __name__ == "__main__":

@@ -29,15 +29,17 @@ def by_step(runs, program, common, variants, file, value):
     """A column for each variant, {name: flags}: value(step)."""
     columns = []
     for name, chosen in variants.items():
-        steps = runs.steps(1, program, f"{common} {chosen}".split(), file.format(name.replace(", ", "_")))
+        own = file.format(name.replace(",", "").replace(" ", "_"))
+        steps = runs.steps(1, program, f"{common} {chosen}".split(), own)
         columns.append([name, *map(value, steps)])
     return list(zip(["step", *range(1, len(columns[0]))], *columns))
 
 
 def fp8_loss(runs):
-    """training losses of bf16, of every recipe and of 8-bit moments"""
+    """training losses of bf16, of every recipe, of 8-bit moments and of bf16 with other seeds"""
     flags = {"bf16": "off", **{name: name for name in ("current", "delayed", "rowwise", "blockwise")},
-             "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit"}
+             "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit",
+             **{f"bf16, seed {seed}": f"off --seed {seed}" for seed in range(2, 6)}}
     return by_step(runs, PROGRAM, "--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8", flags, "{}.jsonl",
                    lambda step: step["loss"])
 
