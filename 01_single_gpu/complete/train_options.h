@@ -8,6 +8,7 @@
 #include "01_single_gpu/complete/llama.h"
 #include "01_single_gpu/complete/lr_schedule.h"
 #include "01_single_gpu/complete/optimizer.h"
+#include "01_single_gpu/ops/matmul_own.h"
 
 namespace train70b {
 

@@ -57,20 +57,6 @@ namespace cuda {  // matmul.cu
 decltype(train70b::matmul_into) matmul_into;
 }  // namespace cuda
 
-MatmulBy& matmul_by() {
-    static MatmulBy by = MatmulBy::cublaslt;
-    return by;
-}
-
-std::string why_not_matmul(MatmulBy by, Device device, DType dtype) {
-    if (by == MatmulBy::cublaslt) return "";
-    const char* const name = std::array{"cublaslt", "naive", "tiled", "registers", "mma"}[size_t(by)];
-    if (device == Device::cpu) return fmt::format("{}: kernels for --device cuda, not cpu (try --matmul auto)", name);
-    if (by == MatmulBy::mma && dtype != DType::bf16)
-        return fmt::format("mma: products of bf16, not {} (try --matmul registers)", name_of(dtype));
-    return "";
-}
-
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
     const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
     const int64_t k = transpose == Transpose::a ? a.rows() : a.cols();

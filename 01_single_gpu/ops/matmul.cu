@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "01_single_gpu/ops/cublas.cuh"
-#include "01_single_gpu/ops/matmul.h"
+#include "01_single_gpu/ops/matmul_own.h"
 
 namespace train70b::cuda {
 

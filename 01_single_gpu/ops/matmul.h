@@ -1,6 +1,6 @@
 #pragma once
 // Matrix product, by oneDNN on the CPU (OpenBLAS in fp64, and where CMake finds no oneDNN) and on a GPU by cuBLASLt, or
-// by hand (matmul_own.cu). A linear layer is three of them:
+// by hand (matmul_own.h). A linear layer is three of them:
 //   forward   Y  (R, out)  = X (R, in) W (out, in)^T         Transpose::b
 //   dgrad     dX (R, in)   = dY (R, out) W (out, in)         Transpose::none
 //   wgrad     dW (out, in) = dY (R, out)^T X (R, in)         Transpose::a
@@ -12,12 +12,6 @@ enum class Transpose { none, a, b };
 // vary: other products with these matrices have other numbers of rows of a. A GPU then chooses an algorithm for several
 // of them at once: a choice takes longer than a product, and each is kept.
 enum class Rows { fixed, vary };
-
-// Whose kernels compute products on a GPU (--matmul): cuBLASLt's, or one of four by hand.
-enum class MatmulBy { cublaslt, naive, tiled, registers, mma };
-MatmulBy& matmul_by();  // of this process
-// Empty, or why these kernels compute no products of this kind: in one line that begins with their name.
-std::string why_not_matmul(MatmulBy by, Device device, DType dtype);
 
 // c (M, N) = op(a) op(b) + beta c.   none: a (M, K), b (K, N).   a: a (K, M), b (K, N).   b: a (M, K), b (N, K).
 // a and b have the same dtype; c has it too, or is fp32 while they are bf16: weight gradients are summed in fp32 inside
@@ -36,9 +30,8 @@ bool onednn_matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose t
 std::string onednn_kernels();
 decltype(train70b::matmul_into) matmul_into;  // matmul.cpp; chapter 07 multiplies its dequantised operands with it
 }  // namespace cpu
-namespace cuda {                                                                                // matmul.cu
-int64_t matmul_algorithms();                                                                    // chosen so far
-void own_matmul(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta);  // matmul_own.cu
-}  // namespace cuda
+namespace cuda {              // matmul.cu
+int64_t matmul_algorithms();  // chosen so far
+}
 
 }  // namespace train70b

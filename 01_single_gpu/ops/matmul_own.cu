@@ -6,7 +6,7 @@
 //   mma         tensor cores: a warp computes 64 x 32, while the block's next tiles are on their way
 // Sums run over ascending k (mma: 16 at a time), in fp32, and are rounded once: the first three give the same bits.
 #include "01_single_gpu/ops/attention_tiles.cuh"
-#include "01_single_gpu/ops/matmul.h"
+#include "01_single_gpu/ops/matmul_own.h"
 
 namespace train70b::cuda {
 namespace {

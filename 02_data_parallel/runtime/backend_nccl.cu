@@ -317,8 +317,7 @@ std::string nccl_text(CommStreams& streams) {
     if (too_old) streams = CommStreams::one;
     return describe(
         "comm: NCCL {}.{}.{}; its kernels take up to {} of {} multiprocessors for a group, {} for one with little to "
-        "send, "
-        "{} for a channel\n{}",
+        "send, {} for a channel\n{}",
         version / 10000, version / 100 % 100, version % 100, ctas_of(GroupLoad::heavy), cuda_info().multiprocessors,
         ctas_of(GroupLoad::light), ctas_of(GroupLoad::channel),
         too_old ? "comm: --comm-streams one, because NCCL orders the kernels of several streams from 2.26 on only\n"

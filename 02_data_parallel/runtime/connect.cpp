@@ -114,9 +114,8 @@ bool share_gpus([[maybe_unused]] const Node& node) {
     for (int i = 0; i < node.size; ++i)
         shared = shared || (i != node.rank && local.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
     if (!shared && cuda_device_count() == 1)
-        say("comm: each rank sees only its own GPU, which can keep NCCL from NVLink (try srun --gpus-per-node instead "
-            "of "
-            "--gpus-per-task or --gpu-bind)\n");
+        say("comm: each rank sees only its own GPU, which can keep NCCL from NVLink ({})\n",
+            "try srun --gpus-per-node instead of --gpus-per-task or --gpu-bind");
 #endif
     return over_all_ranks(shared, MPI_MAX) > 0;
 }
