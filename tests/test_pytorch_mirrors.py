@@ -51,7 +51,7 @@ class Block(nn.Module):
         self.experts = Experts() if experts else None
 
     def forward(self, x):  # (B, T, E)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, 8)).permute(3, 0, 2, 1, 4)  # a head's rows together
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, WIDTH // 4)).permute(3, 0, 2, 1, 4)  # (B, H, T, D)
         x = x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
         return x + self.experts(x) if self.experts else x
 
