@@ -43,7 +43,7 @@ part() { # NAME COMMAND...
 }
 gpu=() architectures=()
 if ! nvidia-smi -L >/dev/null 2>&1; then
-    architectures=("-DTRAIN70B_CUDA_ARCH=80-real;90a-real")
+    architectures=("-DTRAIN70B_CUDA_ARCH=80;90a-real")
     if [ "$tier" = all ]; then architectures=("-DTRAIN70B_CUDA_ARCH=80-real;89-real;90a-real;100"); fi
     gpu=(-LE '^gpu$')
     skipped+=("the tests NN_cuda: no GPU here")
