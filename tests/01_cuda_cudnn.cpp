@@ -8,11 +8,7 @@ using namespace train70b::test;
 
 namespace {
 
-struct By {  // for its lifetime
-    const AttentionBy before = attention_by();
-    explicit By(AttentionBy by) { attention_by() = by; }
-    ~By() { attention_by() = before; }
-};
+using By = Chosen<attention_by>;
 
 // The forward results, of the inputs; then the gradients, of the inputs and of `given` forward results.
 Results run(const AttentionShape& s, Device device, DType grad, const Results& given) {

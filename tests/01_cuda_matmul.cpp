@@ -8,11 +8,7 @@ using namespace train70b::test;
 
 namespace {
 
-struct By {  // for its lifetime
-    const MatmulBy before = matmul_by();
-    explicit By(MatmulBy by) { matmul_by() = by; }
-    ~By() { matmul_by() = before; }
-};
+using By = Chosen<matmul_by>;
 
 constexpr MatmulBy kByHand[] = {MatmulBy::naive, MatmulBy::tiled, MatmulBy::registers, MatmulBy::mma};
 

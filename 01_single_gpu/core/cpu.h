@@ -60,16 +60,16 @@ void parallel_rows(int64_t rows, int64_t cols, Body&& body) {
     });
 }
 
-// Calls body(i) for each i of [begin, end), vectorized. Written as a loop where it stands, a body that rounds to bf16 or
-// FP8 would run one by one: OpenMP gives the rounded object a place in memory for each lane.
+// Calls body(i) for each i of [begin, end), vectorized. Written as a loop where it stands, a body that rounds to bf16
+// or FP8 would run one by one: OpenMP gives the rounded object a place in memory for each lane.
 template <class Body>
 void vectorized(int64_t begin, int64_t end, const Body& body) {
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) body(i);
 }
 
-// The sum of term(i) over [begin, end), or another reduction of it, vectorized; start is what the reduction begins with,
-// 0 for a sum. In 16 lanes on every machine, so that the order of a sum does not depend on the width of its vectors.
+// The sum of term(i) over [begin, end), or another reduction of it, vectorized; start is what the reduction begins
+// with, 0 for a sum. In 16 lanes on every machine, so that a sum's order does not depend on the width of its vectors.
 template <class C, class Term, class Op = std::plus<C>>
 C reduced(int64_t begin, int64_t end, const Term& term, C start = 0, const Op& op = {}) {
     constexpr int kLanes = 16;

@@ -4,9 +4,10 @@
 // issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute stream, or,
 // in an all-reduce written by hand, the side stream on which its additions run. Comm::add_and_shift adds there, too.
 //
-// Every group has a stream (--comm-streams group), or that of the group that it is a part of (ctas.h): ZeRO's gather of the next unit may take a millisecond between nodes,
-// and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at
-// the same time, and those that wait for each other must all find room on the GPU. Three things see to that:
+// Every group has a stream (--comm-streams group), or that of the group that it is a part of (ctas.h): ZeRO's gather of
+// the next unit may take a millisecond between nodes, and tensor parallelism's all-reduce, for which the computation
+// waits, need not wait for it. Their kernels then run at the same time, and those that wait for each other must all
+// find room on the GPU. Three things see to that:
 //   - NCCL_LAUNCH_ORDER_IMPLICIT (environment.h): NCCL starts the kernels of all communicators in the order of their
 //     calls, which is the same on all ranks. Without it, and before NCCL 2.26, the device may start them in any order.
 //   - maxCTAs: a block of NCCL takes a multiprocessor of its own, and NCCL's own choice is up to 32 of them for each
@@ -241,8 +242,8 @@ class NcclBackend : public BackendOverMpi {
         return issue(operation);
     }
     // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does.
-    // Collectives are connected from the start (NCCL_RUNTIME_CONNECT), and ring_shift needs nothing of the kind here: all
-    // ranks of its group make the same calls, and all ranks of the program call their groups in one order.
+    // Collectives are connected from the start (NCCL_RUNTIME_CONNECT), and ring_shift needs nothing of the kind here:
+    // all ranks of its group make the same calls, and all ranks of the program call their groups in one order.
     void open_channel(int from, int to) override {
         Tensor message({1}, DType::u8, Device::cuda, Memory::comm);
         fill(message, 0);
@@ -301,8 +302,7 @@ class NcclBackend : public BackendOverMpi {
 
     const CommStreams streams_;
     const bool is_world_;
-    std::shared_ptr<Lane>
-        lane_;  // a channel's is its own: a message that is not received yet blocks its later ones only
+    std::shared_ptr<Lane> lane_;  // a channel's is its own: a message not yet received blocks its later ones only
     std::optional<CtaShare> share_;
     ncclComm_t comm_ = nullptr;
     cudaStream_t own_side_stream_ = nullptr;

@@ -84,8 +84,8 @@ class MpiExchange : public Request {
         if (std::uncaught_exceptions() == 0) wait();
     }
     void wait() override {
-        // Not MPI_Waitall: in Open MPI 4.1 it can wait forever for a receive that has failed. With more ranks than cores
-        // another rank, perhaps the one waited for, goes on here: MPI itself yields only where mpirun knows of it.
+        // Not MPI_Waitall: in Open MPI 4.1 it can wait forever for a receive that has failed. With more ranks than
+        // cores another rank, perhaps the one waited for, goes on here: MPI yields only where mpirun knows of it.
         while (!test()) std::this_thread::yield();
     }
     bool test() override {

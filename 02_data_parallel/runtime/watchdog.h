@@ -89,9 +89,9 @@ class Watchdog {
     void stop_on_signals() { stops_on_signals_ = true; }
     bool stop_requested() const { return stop_requested_; }
 
-    // While one exists no seconds are counted: some rank reads or writes files, or starts its GPU, and the others rightly
-    // wait for it, however long it takes. Then a heartbeat that stops is enough to end the run, after the timeout.
-    // kLongestPause bounds what heartbeats do not show: a disk that never answers, or a rank on another node.
+    // While one exists no seconds are counted: some rank reads or writes files, or starts its GPU, and the others
+    // rightly wait for it, however long it takes. Then a heartbeat that stops is enough to end the run, after the
+    // timeout. kLongestPause bounds what heartbeats do not show: a disk that never answers, or a rank on another node.
     static constexpr double kLongestPause = 3600;  // seconds
     class Pause {
       public:

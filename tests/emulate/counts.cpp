@@ -1,5 +1,5 @@
-// With EMULATE_STATS=1: what a kernel's warps ask of memory. The n-th time that a lane comes by an access belongs to the
-// n-th time of the other lanes of its warp: an access of the warp, if its lanes went the same way.
+// With EMULATE_STATS=1: what a kernel's warps ask of memory. The n-th time that a lane comes by an access belongs to
+// the n-th time of the other lanes of its warp: an access of the warp, if its lanes went the same way.
 //
 //   global memory    sectors of 32 bytes that the access touches; at best, those that its bytes fill
 //   shared memory    turns: 32 banks, four bytes wide, give one word each in a turn, to any lanes that want it. 8 bytes

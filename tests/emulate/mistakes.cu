@@ -1,4 +1,4 @@
-// Mistakes that the emulated GPU must report, each by its name on the command line (test_emulator.py: what it must say).
+// Mistakes that the emulated GPU must report, each by its name on the command line (test_emulator.py: what is said).
 #include <cuda_runtime.h>
 #include <nccl.h>
 

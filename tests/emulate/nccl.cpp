@@ -96,7 +96,7 @@ bool progress(const ncclComm& comm, std::vector<Call>& calls) {
     return complete;
 }
 
-// What the host waits for while NCCL connects ranks. It allocates memory then, for which the device may have to be idle.
+// What the host waits for while NCCL connects ranks. NCCL allocates memory then: the device may have to be idle for it.
 void wait_to_connect(const ncclComm& comm, const std::string& name, const std::function<bool()>& others) {
     const auto begin = std::chrono::steady_clock::now();
     const std::chrono::seconds most(number("EMULATE_CONNECT_S", "100", 1));
@@ -112,8 +112,8 @@ void wait_to_connect(const ncclComm& comm, const std::string& name, const std::f
     wait("the other ranks", others);
 }
 
-// NCCL connects two ranks in the first send from one to the other and its receive, and all ranks in the first collective
-// of a kind, unless it did so when the communicator was made.
+// NCCL connects two ranks in the first send from one to the other and its receive, and all ranks in the first
+// collective of a kind, unless it did so when the communicator was made.
 void connect(ncclComm& comm, const std::vector<Call>& calls) {
     const auto for_each = [&](const auto& body) {
         for (const Call& call : calls)
