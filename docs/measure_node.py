@@ -26,7 +26,10 @@ SLICE, BLOCK = (4, 4096, 32, 8, 14336, 32768, 8192, 1), (1, 8192, 64, 8, 28672, 
 EXPERTS, SMALL = (1, 2048, 16, 4, 6144, 32768, 4096, 1), (1, 64, 1, 1, 64, 256, 64, 1)
 LAYOUT, SHARED = (8, 4096, 32, 8, 14336, 32768, 4096), (4, 1024, 8, 8, 2816, 32768, 1024, 4)
 MESH, LLAMA_70B = "--tp 8 --pp 4 --zero 1 --sequence-parallel on", (80, 8192, 64, 8, 28672, 128256, 4096, 16)
-RANKS = [*(("first stage", each) for each in ("full", "pointwise", "selective")),
+LLAMA_8B = (32, *SLICE[1:5], 128256, 8192, 4)
+RANKS = [("all of 8b, 8-bit adamw", "none", "--optimizer adamw8bit", 1, 0, LLAMA_8B),
+         ("all of 8b, bf16 gradients", "full", "--grad-dtype bf16", 1, 0, LLAMA_8B),
+         *(("first stage", each) for each in ("full", "pointwise", "selective")),
          *(("last stage", each, MESH, 64, 63) for each in ("none", "full")),
          ("first stage, fp8 blockwise", "none", f"{MESH} --fp8 blockwise"),
          ("first stage, zero-bubble", "none", f"{MESH} --pipeline zero-bubble"),
@@ -134,9 +137,10 @@ def torch(n):
     n.run("PyTorch", ["docs/peer_torch_gpu.py", *words], rows, before=[sys.executable], limit=300)
 
 
-def rank_of_70b(n, name, recompute, flags=MESH, world=64, rank=0):
-    train(n, f"{name}, recompute {recompute}", shape_of(n, *LLAMA_70B), f"--recompute {recompute} {flags}",
-          "08_3d_full", simulated=world, steps=4, more=f"--comm fake --fake-world {world} --fake-rank {rank}")
+def one_of(n, name, recompute, flags=MESH, world=64, rank=0, shape=LLAMA_70B):
+    fake = f"--comm fake --fake-world {world} --fake-rank {rank}" * (world > 1)
+    train(n, f"{name}, recompute {recompute}", shape_of(n, *shape), f"--recompute {recompute} {flags}", "08_3d_full",
+          simulated=world * (world > 1), steps=4, more=fake)
 
 
 def links(n):
@@ -203,7 +207,7 @@ STEPS = {  # in order: what is measured, and how
     "tests_01": ("the other cases of 01_cuda", lambda n: (
         tests(n, "others", 1, f"--test-case-exclude={FIRST_CASES}"),
         tests(n, "long attention", 1, "--test-case=*beyond*attention*"))),
-    "rank_70b": ("one rank of 64 of a 70B run, its peers simulated", lambda n: rank_of_70b(n, "first stage", "none")),
+    "rank_70b": ("one rank of 64 of a 70B run, its peers simulated", lambda n: one_of(n, "first stage", "none")),
     "links": ("several GPUs: all-reduces of 1 KiB and more, bandwidth and latency of the links", links),
     "layouts": ("several GPUs: every mesh and ZeRO stage that they allow against one rank's loss", layouts),
     "tests": ("the CUDA tests of 03 to 08 on two ranks (08: four); on one card over NCCL where they end", lambda n: (
@@ -217,8 +221,8 @@ STEPS = {  # in order: what is measured, and how
         n.run(recipe, ["test_measure", "products", "--fp8", recipe], lambda text: [
             dict(zip(PRODUCT, row)) for row in re.findall(r"(?m)^ *(\d+)" + r" +([\d.]+)" * 6 + " x", text)])
         for recipe in RECIPES if not n.tiny]),
-    "rank_slices": ("other ranks of 70B runs: recomputation, last stage, FP8, zero-bubble, ZeRO-3", lambda n: [
-        rank_of_70b(n, *each) for each in RANKS]),
+    "rank_slices": ("all of 8B; other ranks of 70B: recomputation, last stage, FP8, zero-bubble, ZeRO-3", lambda n: [
+        one_of(n, *each) for each in RANKS]),
     "shared_card": ("two and four ranks on one card, through host memory, against one rank", lambda n: train_layouts(
         n, shape_of(n, *SHARED), "staged" if n.device == "cuda" else "mpi",
         [(2, "--dp 2 --zero 1"), (2, "--tp 2 --sequence-parallel on"), (2, "--pp 2"), (2, "--cp 2"),

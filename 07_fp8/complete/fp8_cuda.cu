@@ -24,38 +24,51 @@ __device__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffff;
 // A maximum does not depend on the order: the atomic operation is deterministic.
 __device__ void raise(float* amax, unsigned bits) { atomicMax(reinterpret_cast<unsigned*>(amax), bits); }
 
-template <class T>
-__global__ void amax_kernel(float* amax, float* amax_t, const T* x, ScaleLayout layout, ScaleLayout layout_t) {
+// The elements of x that a thread of a tile has, 8 columns of 4 rows. All loads come before what needs the first of
+// them. Outside of x: the last row's, the last columns', which change no maximum.
+template <bool kWide, class T>
+__device__ void load_rows(float (&value)[kRows][kPack], const T* __restrict__ x, int64_t r, int64_t c, int64_t rows,
+                          int64_t cols) {
+    for (int k = 0; k < kRows; ++k)
+        load<kWide>(value[k], x + min(r + k, rows - 1) * cols, kWide ? min(c, cols - kPack) : c, cols);
+}
+
+template <class T, bool kWide>
+__global__ void __launch_bounds__(kThreads, 4)
+    amax_kernel(float* amax, float* amax_t, const T* __restrict__ x, ScaleLayout layout, ScaleLayout layout_t) {
     __shared__ unsigned row_max[kTile], col_max[kTile];
     const int64_t rows = layout.rows, cols = layout.cols;
     const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
     const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
+    const bool one = layout.scaling == Scaling::tensor || layout.scaling == Scaling::block128;  // scale for the tile
     if (threadIdx.x < kTile) row_max[threadIdx.x] = col_max[threadIdx.x] = 0;
     __syncthreads();
     unsigned thread_max[kPack] = {};
-    for (int h = 0; h < kHalves; ++h)
+    for (int h = 0; h < kHalves; ++h) {
+        const int first = h * (kTile / kHalves) + ty * kRows;
+        float value[kRows][kPack];
+        load_rows<kWide>(value, x, r0 + first, c0 + tx * kPack, rows, cols);
         for (int k = 0; k < kRows; ++k) {
-            const int r = h * (kTile / kHalves) + ty * kRows + k;
-            if (r0 + r >= rows) continue;
-            float value[kPack];
-            load(value, x + (r0 + r) * cols, c0 + tx * kPack, cols);
             unsigned largest = 0;
             for (int j = 0; j < kPack; ++j) {
-                thread_max[j] = max(thread_max[j], magnitude(value[j]));
-                largest = max(largest, magnitude(value[j]));
+                thread_max[j] = max(thread_max[j], magnitude(value[k][j]));
+                largest = max(largest, magnitude(value[k][j]));
             }
-            atomicMax(&row_max[r], largest);
+            if (!one) atomicMax(&row_max[first + k], largest);
         }
-    for (int j = 0; j < kPack; ++j) atomicMax(&col_max[tx * kPack + j], thread_max[j]);
-    __syncthreads();
-    const bool one = layout.scaling == Scaling::tensor || layout.scaling == Scaling::block128;
-    if (one) {  // one scale for the whole tile
-        unsigned largest = threadIdx.x < kTile ? row_max[threadIdx.x] : 0;
+    }
+    if (one) {
+        unsigned largest = 0;
+        for (int j = 0; j < kPack; ++j) largest = max(largest, thread_max[j]);
         largest = block_reduce(largest, [](unsigned a, unsigned b) { return max(a, b); });
         if (threadIdx.x > 0) return;
         if (amax) raise(&amax[layout.index(r0, c0)], largest);
         if (amax_t) raise(&amax_t[layout_t.index(c0, r0)], largest);
-    } else if (threadIdx.x < kTile) {
+        return;
+    }
+    for (int j = 0; j < kPack; ++j) atomicMax(&col_max[tx * kPack + j], thread_max[j]);
+    __syncthreads();
+    if (threadIdx.x < kTile) {
         const int i = threadIdx.x;
         if (amax && r0 + i < rows) raise(&amax[layout.index(r0 + i, c0)], row_max[i]);
         if (amax_t && c0 + i < cols) raise(&amax_t[layout_t.index(c0 + i, r0)], col_max[i]);
@@ -69,55 +82,62 @@ __global__ void scale_inv_kernel(float* scale_inv, const float* amax, int64_t n,
     scale_inv[i] = largest > 0 && largest <= FLT_MAX ? fmaxf(largest * factor, FLT_MIN) : 1.0f;
 }
 
+// Two numbers in 8 bits, a in the lower ones. Finite ones saturate, infinity does not: Overflow::training (formats.h).
 template <bool kE5M2>
-__device__ unsigned fp8_of(float x) {  // Overflow::training of formats.h
-    constexpr __nv_fp8_interpretation_t kind = kE5M2 ? __NV_E5M2 : __NV_E4M3;
-    return fabsf(x) <= FLT_MAX ? __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind)
-                               : __nv_cvt_float_to_fp8(x, __NV_NOSAT, kind);
+__device__ unsigned fp8_pair(float a, float b) {
+    unsigned pair = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kE5M2 ? __NV_E5M2 : __NV_E4M3);
+    constexpr unsigned infinity = kE5M2 ? 0x7c : 0x7f;  // E4M3 has none: NaN
+    if (fabsf(a) > FLT_MAX) pair = (pair & 0xff80) | infinity;
+    if (fabsf(b) > FLT_MAX) pair = (pair & 0x80ff) | infinity << 8;
+    return pair;
 }
 
-// Stores elements [i, i + kPack) of p, except those from `end` on.
-__device__ void store_fp8(uint8_t* p, int64_t i, int64_t end, const unsigned (&value)[kPack]) {
+// Stores bytes [i, i + kPack) of p, except those from `end` on.
+__device__ void store_bytes(uint8_t* p, int64_t i, int64_t end, uint2 value) {
     if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % kPack == 0) {
-        uint2 packed = {};
-        for (int j = 0; j < 4; ++j) packed.x |= value[j] << (8 * j), packed.y |= value[4 + j] << (8 * j);
-        *reinterpret_cast<uint2*>(p + i) = packed;
+        *reinterpret_cast<uint2*>(p + i) = value;
     } else {
         for (int j = 0; j < kPack; ++j)
-            if (i + j < end) p[i + j] = uint8_t(value[j]);
+            if (i + j < end) p[i + j] = uint8_t((j < 4 ? value.x : value.y) >> (8 * (j % 4)));
     }
 }
 
-template <class T, bool kE5M2>
-__global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout layout, uint8_t* data_t,
-                            const float* scale_inv_t, ScaleLayout layout_t, float* amax, const T* x) {
-    __shared__ unsigned tile[kTile][kTile / 4 + 1];  // [column][four rows in a word]
+template <class T, bool kE5M2, bool kWide>
+__global__ void __launch_bounds__(kThreads, 4)
+    cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout layout, uint8_t* data_t, const float* scale_inv_t,
+                ScaleLayout layout_t, float* amax, const T* __restrict__ x) {
+    __shared__ float scale[kTile], scale_t[kTile];  // of the tile's rows and columns
+    // [column][four rows in a word]; eight columns' words begin two banks after the eight columns' before them.
+    __shared__ uint2 tile[kTile][kTile / 8];
     const int64_t rows = layout.rows, cols = layout.cols;
     const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
-    const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
-    float scale_t[kPack];
-    for (int j = 0; data_t && j < kPack; ++j) {
-        const int64_t c = c0 + tx * kPack + j;
-        scale_t[j] = c < cols ? 1.0f / scale_inv_t[layout_t.index(c, r0)] : 0.0f;
-    }
+    const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross, i = threadIdx.x % kTile;
+    if (threadIdx.x < kTile)
+        scale[i] = data && r0 + i < rows ? 1.0f / scale_inv[layout.index(r0 + i, c0)] : 0.0f;
+    else
+        scale_t[i] = data_t && c0 + i < cols ? 1.0f / scale_inv_t[layout_t.index(c0 + i, r0)] : 0.0f;
+    __syncthreads();
+
+    const int64_t c = c0 + tx * kPack;
     unsigned largest = 0;
     for (int h = 0; h < kHalves; ++h) {
-        unsigned word[kPack] = {};
+        const int first = h * (kTile / kHalves) + ty * kRows;
+        float value[kRows][kPack];
+        load_rows<kWide>(value, x, r0 + first, c, rows, cols);
         for (int k = 0; k < kRows; ++k) {
-            const int64_t r = r0 + h * (kTile / kHalves) + ty * kRows + k;
-            if (r >= rows) continue;
-            float value[kPack];
-            load(value, x + r * cols, c0 + tx * kPack, cols);
-            for (int j = 0; j < kPack; ++j) largest = max(largest, magnitude(value[j]));
-            if (data) {
-                const float scale = 1.0f / scale_inv[layout.index(r, c0)];
-                unsigned fp8[kPack];
-                for (int j = 0; j < kPack; ++j) fp8[j] = fp8_of<kE5M2>(value[j] * scale);
-                store_fp8(data + r * cols, c0 + tx * kPack, cols, fp8);
-            }
-            for (int j = 0; data_t && j < kPack; ++j) word[j] |= fp8_of<kE5M2>(value[j] * scale_t[j]) << (8 * k);
+            for (int j = 0; j < kPack; ++j) largest = max(largest, magnitude(value[k][j]));
+            if (!data || r0 + first + k >= rows) continue;
+            const float s = scale[first + k];
+            const auto pair = [&](int j) { return fp8_pair<kE5M2>(value[k][j] * s, value[k][j + 1] * s); };
+            store_bytes(data + (r0 + first + k) * cols, c, cols,
+                        make_uint2(pair(0) | pair(2) << 16, pair(4) | pair(6) << 16));
         }
-        for (int j = 0; data_t && j < kPack; ++j) tile[tx * kPack + j][(h * (kTile / kHalves)) / 4 + ty] = word[j];
+        for (int j = 0; data_t && j < kPack; ++j) {
+            const float s = scale_t[tx * kPack + j];
+            const auto pair = [&](int k) { return fp8_pair<kE5M2>(value[k][j] * s, value[k + 1][j] * s); };
+            const int word = (first / kRows + 2 * tx) % (kTile / 4);
+            reinterpret_cast<unsigned*>(tile[tx * kPack + j])[word] = pair(0) | pair(2) << 16;
+        }
     }
     if (amax) {
         largest = block_reduce(largest, [](unsigned a, unsigned b) { return max(a, b); });
@@ -125,12 +145,9 @@ __global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout l
     }
     if (!data_t) return;
     __syncthreads();
-    for (int c = ty; c < kTile; c += kThreads / kAcross) {  // a column of x is a row of its transpose
-        if (c0 + c >= cols) break;
-        unsigned fp8[kPack];
-        for (int j = 0; j < kPack; ++j) fp8[j] = tile[c][tx * 2 + j / 4] >> (8 * (j % 4)) & 0xff;
-        store_fp8(data_t + (c0 + c) * rows, r0 + tx * kPack, rows, fp8);
-    }
+    for (int column = ty; column < kTile && c0 + column < cols; column += kThreads / kAcross)
+        store_bytes(data_t + (c0 + column) * rows, r0 + tx * kPack, rows,
+                    tile[column][(tx + column / kPack) % kAcross]);
 }
 
 __global__ void transpose_kernel(uint8_t* to, const uint8_t* from, int64_t rows, int64_t cols) {
@@ -157,39 +174,72 @@ cublasLtMatmulMatrixScale_t scale_mode(Scaling scaling) {
     return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
-// ---- 8-bit AdamW: a block of threads for a block of moments ---------------------------------------------------------
+// ---- 8-bit AdamW: a warp for a block of moments, 8 of them a thread --------------------------------------------------
 
-__constant__ MomentLevels kLevels = moment_levels();
+static_assert(kMomentBlock == 32 * kPack);
+__device__ const MomentLevels kLevels = moment_levels();
+
+// Bytes [i, i + kPack) of p; those from `end` on are 0.
+__device__ uint2 load_bytes(const uint8_t* p, int64_t i, int64_t end) {
+    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % kPack == 0)
+        return *reinterpret_cast<const uint2*>(p + i);
+    uint2 value = make_uint2(0, 0);
+    for (int j = 0; j < kPack; ++j)
+        if (i + j < end) (j < 4 ? value.x : value.y) |= unsigned(p[i + j]) << (8 * (j % 4));
+    return value;
+}
+
+__device__ float warp_max(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+}
 
 template <class P, class G>
 __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8_t* v_code, float* m_scale,
-                                 float* v_scale, const G* grad, BlockLayout blocks, AdamWFactors<float> f,
-                                 uint64_t key) {
-    __shared__ float first[256], second[256];  // threads read different elements, which constant memory would serialize
+                                 float* v_scale, const G* grad, BlockLayout blocks, int64_t count,
+                                 AdamWFactors<float> f, uint64_t key) {
+    __shared__ float first[256], second[256];
     first[threadIdx.x] = kLevels.first[threadIdx.x];
     second[threadIdx.x] = kLevels.second[threadIdx.x];
     __syncthreads();
-    const int64_t b = blockIdx.x;
+    const int64_t b = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    if (b >= count) return;
     const auto [begin, end, global] = blocks.block(b);
-    const int64_t i = begin + threadIdx.x;
-    const bool inside = i < end;
-    float m = 0, v = 0;
-    if (inside) {
-        const float gradient = to_float(grad[i]) * f.grad_scale;
-        m = f.beta1 * first[m_code[i]] * m_scale[b] + (1 - f.beta1) * gradient;
-        v = f.beta2 * second[v_code[i]] * v_scale[b] + (1 - f.beta2) * gradient * gradient;
-        const float w_old = master ? master[i] : to_float(param[i]);
-        const float w = w_old * f.keep - f.step_size * m / (sqrtf(v) * f.inv_sqrt_correction2 + f.eps);
-        if (master) master[i] = w;
-        param[i] = from_float<P>(w);
+    const int lane = threadIdx.x % 32;
+    const int64_t i = begin + lane * kPack;
+    float g[kPack], w[kPack], m[kPack], v[kPack];
+    load(g, grad, i, end);
+    if (master)
+        load(w, master, i, end);
+    else
+        load(w, param, i, end);
+    uint2 m_codes = load_bytes(m_code, i, end), v_codes = load_bytes(v_code, i, end);
+    const auto byte = [](const uint2& from, int j) { return (j < 4 ? from.x : from.y) >> (8 * (j % 4)) & 0xff; };
+    float m_most = 0, v_most = 0;
+    for (int j = 0; j < kPack; ++j) {
+        const bool inside = i + j < end;
+        const float gradient = g[j] * f.grad_scale;
+        m[j] = inside ? f.beta1 * first[byte(m_codes, j)] * m_scale[b] + (1 - f.beta1) * gradient : 0;
+        v[j] = inside ? f.beta2 * second[byte(v_codes, j)] * v_scale[b] + (1 - f.beta2) * gradient * gradient : 0;
+        w[j] = w[j] * f.keep - f.step_size * m[j] / (sqrtf(v[j]) * f.inv_sqrt_correction2 + f.eps);
+        m_most = fmaxf(m_most, fabsf(m[j])), v_most = fmaxf(v_most, v[j]);
     }
-    const float m_most = block_reduce(fabsf(m), Max()), v_most = block_reduce(v, Max());
-    if (threadIdx.x == 0) m_scale[b] = m_most, v_scale[b] = v_most;
-    if (!inside) return;
-    const uint64_t bits = random_bits(key, uint64_t(global + i - begin));
-    const float u = float(bits >> 40) * 0x1p-24f, u2 = float(bits & 0xffffff) * 0x1p-24f;
-    m_code[i] = random_code(first, m * (m_most > 0 ? 1 / m_most : 0), u);
-    v_code[i] = max(random_code(second, v * (v_most > 0 ? 1 / v_most : 0), u2), uint8_t(v > 0));
+    if (master) store(master, i, end, w);
+    store(param, i, end, w);
+    m_most = warp_max(m_most), v_most = warp_max(v_most);
+    __syncwarp();  // every thread has read the old scales
+    if (lane == 0) m_scale[b] = m_most, v_scale[b] = v_most;
+    m_codes = v_codes = make_uint2(0, 0);
+    for (int j = 0; j < kPack; ++j) {
+        const uint64_t bits = random_bits(key, uint64_t(global + (i - begin) + j));
+        const float u = float(bits >> 40) * 0x1p-24f, u2 = float(bits & 0xffffff) * 0x1p-24f;
+        const unsigned code = random_code(first, m[j] * (m_most > 0 ? 1 / m_most : 0), u);
+        const unsigned code2 = max(random_code(second, v[j] * (v_most > 0 ? 1 / v_most : 0), u2), uint8_t(v[j] > 0));
+        (j < 4 ? m_codes.x : m_codes.y) |= code << (8 * (j % 4));
+        (j < 4 ? v_codes.x : v_codes.y) |= code2 << (8 * (j % 4));
+    }
+    store_bytes(m_code, i, end, m_codes);
+    store_bytes(v_code, i, end, v_codes);
 }
 
 }  // namespace
@@ -199,9 +249,9 @@ __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8
 void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch(amax_kernel<T>, {tiles_of(x)}, amax ? amax.data<float>() : nullptr,
-               amax_t ? amax_t.data<float>() : nullptr, x.data<T>(), ScaleLayout{scaling, x.rows(), x.cols()},
-               ScaleLayout{scaling, x.cols(), x.rows()});
+        launch(in_packs({&x}) ? amax_kernel<T, true> : amax_kernel<T, false>, {tiles_of(x)},
+               amax ? amax.data<float>() : nullptr, amax_t ? amax_t.data<float>() : nullptr, x.data<T>(),
+               ScaleLayout{scaling, x.rows(), x.cols()}, ScaleLayout{scaling, x.cols(), x.rows()});
     });
 }
 
@@ -217,8 +267,10 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     const bool e5m2 = (q ? q : q_t).data.dtype() == DType::e5m2;
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch(e5m2 ? cast_kernel<T, true> : cast_kernel<T, false>, {tiles_of(x)}, data(q), scale_inv(q), layout,
-               data(q_t), scale_inv(q_t), layout_t, amax ? amax.data<float>() : nullptr, x.data<T>());
+        const auto kernel = in_packs({&x}) ? (e5m2 ? cast_kernel<T, true, true> : cast_kernel<T, false, true>)
+                                           : (e5m2 ? cast_kernel<T, true, false> : cast_kernel<T, false, false>);
+        launch(kernel, {tiles_of(x)}, data(q), scale_inv(q), layout, data(q_t), scale_inv(q_t), layout_t,
+               amax ? amax.data<float>() : nullptr, x.data<T>());
     });
 }
 
@@ -267,10 +319,10 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
         using P = decltype(param_zero);
         using G = decltype(grad_zero);
         float* scale = moments.scale.data<float>();
-        launch(adamw8bit_kernel<P, G>, {blocks_for(blocks.blocks(), 1)}, param.data<P>(),
+        const int64_t count = blocks.blocks();
+        launch(adamw8bit_kernel<P, G>, {blocks_for(count, kThreads / 32)}, param.data<P>(),
                master ? master.data<float>() : nullptr, moments.exp_avg.data<uint8_t>(),
-               moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(), grad.data<G>(), blocks, factors,
-               key);
+               moments.exp_avg_sq.data<uint8_t>(), scale, scale + count, grad.data<G>(), blocks, count, factors, key);
     });
 }
 

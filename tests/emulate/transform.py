@@ -14,7 +14,7 @@ KNOWN = set("""__global__ __device__ __host__ __forceinline__ __restrict__ __con
     __syncthreads __syncthreads_or __syncwarp __shfl_sync __shfl_xor_sync __shfl_down_sync __ballot_sync __popc
     __cvta_generic_to_shared __float_as_uint __uint_as_float
     __nv_bfloat16 __nv_bfloat162 __bfloat162float __float2bfloat16_rn __floats2bfloat162_rn
-    __nv_fp8_interpretation_t __nv_cvt_float_to_fp8 __NV_SATFINITE __NV_NOSAT __NV_E4M3 __NV_E5M2
+    __nv_fp8_interpretation_t __nv_cvt_float2_to_fp8x2 __NV_SATFINITE __NV_NOSAT __NV_E4M3 __NV_E5M2
     __VA_ARGS__ __FILE__ __LINE__""".split())
 
 PTX = {
