@@ -26,13 +26,11 @@ SLICE, BLOCK = (4, 4096, 32, 8, 14336, 32768, 8192, 1), (1, 8192, 64, 8, 28672, 
 EXPERTS, SMALL = (1, 2048, 16, 4, 6144, 32768, 4096, 1), (1, 64, 1, 1, 64, 256, 64, 1)
 LAYOUT, SHARED = (8, 4096, 32, 8, 14336, 32768, 4096), (4, 1024, 8, 8, 2816, 32768, 1024, 4)
 MESH, LLAMA_70B = "--tp 8 --pp 4 --zero 1 --sequence-parallel on", (80, 8192, 64, 8, 28672, 128256, 4096, 16)
-LLAMA_8B = (32, *SLICE[1:5], 128256, 8192, 4)
-RANKS = [("all of 8b, 8-bit adamw", "none", "--optimizer adamw8bit", 1, 0, LLAMA_8B),
-         ("all of 8b, bf16 gradients", "full", "--grad-dtype bf16", 1, 0, LLAMA_8B),
+RANKS = [*((f"8b, {name}", *flags, 0, 0, (32, *SLICE[1:5], 128256, 8192, 4)) for name, *flags in (
+             ("8-bit adamw", "none", "--optimizer adamw8bit"), ("bf16 gradients", "full", "--grad-dtype bf16"))),
          *(("first stage", each) for each in ("full", "pointwise", "selective")),
          *(("last stage", each, MESH, 64, 63) for each in ("none", "full")),
-         ("first stage, fp8 blockwise", "none", f"{MESH} --fp8 blockwise"),
-         ("first stage, zero-bubble", "none", f"{MESH} --pipeline zero-bubble"),
+         *((f"first stage, {each}", "none", f"{MESH} --{each}") for each in ("fp8 blockwise", "pipeline zero-bubble")),
          *(("zero-3", each, "--zero 3", 16) for each in ("full", "pointwise", "none")),
          ("zero-3, 8-bit adamw, bf16 gradients", "full", "--zero 3 --optimizer adamw8bit --grad-dtype bf16", 16)]
 PRODUCT = ("rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup")
@@ -138,9 +136,8 @@ def torch(n):
 
 
 def one_of(n, name, recompute, flags=MESH, world=64, rank=0, shape=LLAMA_70B):
-    fake = f"--comm fake --fake-world {world} --fake-rank {rank}" * (world > 1)
     train(n, f"{name}, recompute {recompute}", shape_of(n, *shape), f"--recompute {recompute} {flags}", "08_3d_full",
-          simulated=world * (world > 1), steps=4, more=fake)
+          simulated=world, steps=4, more=f"--comm fake --fake-world {world} --fake-rank {rank}" * (world > 0))
 
 
 def links(n):

@@ -438,7 +438,8 @@ def roofline(rows):
     """Of the first run's ops: the rate that each achieves beside what memory and tensor cores give, both measured on the
     idle card (ceilings.csv); and the share of that roof."""
     ceilings = tables.read(pathlib.Path(__file__).resolve().parent / "results/gpu/ceilings.csv")
-    copy, product = (max(float(row["value"]) for row in ceilings if row["quantity"] == quantity)
+    card = [row for row in ceilings if row["hardware"] == rows[0]["hardware"]]
+    copy, product = (max(float(row["value"]) for row in card if row["quantity"] == quantity)
                      for quantity in ("copy", "bf16 product"))  # GB/s, TFLOP/s
     ops = [row for row in rows if row["run"] == rows[0]["run"]]
     step = next(float(row["ms"]) for row in ops if row["op"] == "whole_step")
