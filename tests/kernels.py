@@ -3,6 +3,7 @@
 
     tests/kernels.py BUILD            compares what nvcc made in BUILD with docs/results/kernels.csv
     tests/kernels.py BUILD --write    writes that file
+    tests/kernels.py BUILD --all FILE.csv    registers, stack and static shared memory for each architecture in BUILD
 
 It reads the objects: no GPU, no disassembler. Another compiler than the file's allocates otherwise: then the table is
 printed and nothing is compared. test_builds.py does the same.
@@ -49,7 +50,7 @@ def attributes(section):
             at += size
 
 
-def kernels_of(cubin):
+def kernels_of(cubin, reserved=1024):
     """{mangled name: [threads or None, registers, stack, static shared memory]} of an ELF file for the GPU."""
     offset, = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3a)
@@ -70,26 +71,34 @@ def kernels_of(cubin):
             if attribute == 5:  # __launch_bounds__
                 row[0] = struct.unpack("<III", value)[0]
         if ".nv.shared." + name in sections:
-            row[3] = sections[".nv.shared." + name][5] - 1024  # the block's own KiB, which blocks_per_sm() counts
+            row[3] = sections[".nv.shared." + name][5] - reserved  # the block's own KiB, which blocks_per_sm() counts
     return found
 
 
-def table_of(build):
-    """The table's rows, those of sm_90a, and whether all are of COMPILER."""
+def objects(build, architecture):
+    """{kernel: [threads or None, registers, stack, static shared memory]}, and whether all are of COMPILER."""
     found, same = {}, True
     for path in sorted(build.glob("CMakeFiles/cuda_*.dir/**/*.o")):
         data = path.read_bytes()
         begins = [m.start() for m in re.finditer(rb"\x7fELF\x02.{11}..\xbe\0", data, re.S)]  # 190: a GPU's
         for begin, end in zip(begins, begins[1:] + [len(data)]):
             cubin = data[begin:end]
-            if b"-arch sm_90a" in cubin:
-                found |= kernels_of(cubin)
+            if f"-arch {architecture} ".encode() in cubin.replace(b"\0", b" "):
+                found |= kernels_of(cubin, 0 if architecture in ("sm_80", "sm_89") else 1024)
                 same &= COMPILER.encode() in cubin
     names = subprocess.run(["c++filt"], input="\n".join(found), capture_output=True, text=True, check=True).stdout
-    rows = []
-    for name, (threads, registers, stack, static) in zip(names.splitlines(), found.values()):
+    rows = {}
+    for name, row in zip(names.splitlines(), found.values()):
         name = re.sub(r"train70b::|cuda::|\(anonymous namespace\)::|^void ", "", name).replace("__nv_bfloat16", "bf16")
-        name = re.match(r"\w+(<[^()]*>)?", name.replace("(bool)1", "true").replace("(bool)0", "false"))[0]
+        rows[re.match(r"\w+(<[^()]*>)?", name.replace("(bool)1", "true").replace("(bool)0", "false"))[0]] = row
+    return rows, same
+
+
+def table_of(build):
+    """The table's rows, those of sm_90a, and whether all are of COMPILER."""
+    found, same = objects(build, "sm_90a")
+    rows = []
+    for name, (threads, registers, stack, static) in found.items():
         threads = threads or THREADS.get(name.split("<")[0], 256)
         dynamic = next((bytes_of(m[1]) for pattern, bytes_of in DYNAMIC if (m := re.match(pattern, name))), 0)
         rows.append(tuple(map(str, (name, threads, registers, stack, static, dynamic,
@@ -105,7 +114,16 @@ def differences(rows):
 
 
 def main():
-    rows, same = table_of(pathlib.Path(sys.argv[1]))
+    build = pathlib.Path(sys.argv[1])
+    if "--all" in sys.argv:
+        of = {name: objects(build, name)[0] for name in ("sm_80", "sm_89", "sm_90a", "sm_100")}
+        head = ["kernel", *(f"{name} {what}" for name in of for what in ("registers", "stack", "shared"))]
+        with open(sys.argv[3], "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(
+                [head, *([name, *(x for each in of.values() for x in each.get(name, [""] * 4)[1:])]
+                         for name in sorted({*of["sm_80"], *of["sm_90a"]}))])
+        return
+    rows, same = table_of(build)
     if not rows:
         sys.exit(f"{sys.argv[1]} has no CUDA objects: build all targets with nvcc")
     if "--write" in sys.argv:
