@@ -129,6 +129,7 @@ class Comm {
 struct CommSettings {
     std::string all_reduce = "library";  // a name of all_reduce.h
     bool check = false;                  // before each collective the ranks compare what they are about to do
+    int64_t ranks_per_node = 0;
 };
 Comm make_comm(std::unique_ptr<Backend> backend, const CommSettings& settings);  // group "world"
 

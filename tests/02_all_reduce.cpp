@@ -1,4 +1,5 @@
 // All-reduce by every algorithm, and the ring's halves, against the definition on 1 to 8 ranks; bytes that are sent.
+#include "02_data_parallel/complete/across_nodes.h"
 #include "02_data_parallel/complete/all_reduce.h"
 #include "tests/collectives.h"
 #include "tests/counting.h"
@@ -195,4 +196,116 @@ TEST_CASE("reduce-scatter and all-gather: a part elsewhere in the block of the w
     EXPECT_EVERYWHERE(equals(x.row_slice(begin, end), [&](int64_t i) { return sum_of(N, begin + i); }));
     ring_all_gather(*backend, x);
     EXPECT_EVERYWHERE(equals(x, [&](int64_t i) { return sum_of(N, i); }));
+}
+
+// ---- ranks on several nodes -----------------------------------------------------------------------------------------
+
+TEST_CASE("all-reduce across nodes: exact sums, any size, any nodes; by trees also of unequal or mixed ones") {
+    const auto backend = make_mpi_backend();
+    const auto check = [&](int ranks, const std::vector<int>& nodes, bool equal) {
+        std::vector<int> colors;
+        for (int r = 0; r < world().size(); ++r) colors.push_back(r < ranks ? 0 : 1);
+        const auto ranks_of = backend->split(colors, GroupLoad::heavy);
+        Failures failures;
+        if (world().rank() < ranks) {
+            Counting group(*ranks_of);
+            group.given_nodes = nodes;
+            for (const DType dtype : {DType::f32, DType::bf16})
+                for (const int64_t size : {1, 5, 64, 257})
+                    for (const int64_t piece_bytes : {0, 48, 1 << 20}) {  // 0: hierarchical
+                        if (piece_bytes == 0 && !equal) continue;
+                        Tensor x = numbers(dtype, size, [&](int64_t i) { return element(group.rank(), i); });
+                        piece_bytes ? tree_all_reduce(group, x, piece_bytes) : hierarchical_all_reduce(group, x);
+                        const std::string wrong = difference(x, [&](int64_t i) { return sum_of(ranks, i); });
+                        failures.expect(wrong.empty(), fmt::format("{} ranks, pieces of {} bytes, {} {}: {}", ranks,
+                                                                   piece_bytes, size, name_of(dtype), wrong));
+                    }
+        }
+        EXPECT_NONE(failures);
+    };
+    for (int ranks = 2; ranks <= world().size(); ++ranks)
+        for (int each = 1; each <= ranks; ++each) {
+            std::vector<int> nodes, mixed;
+            for (int r = 0; r < ranks; ++r) nodes.push_back(r / each), mixed.push_back(r * r % 3);
+            check(ranks, nodes, ranks % each == 0);
+            if (each == ranks) check(ranks, mixed, false);
+        }
+}
+
+TEST_CASE("a group's nodes are those of its ranks; reduce-scatter and all-gather across them") {
+    const int N = world().size();  // on two nodes
+    const Comm all = make_comm(make_mpi_backend(), {.all_reduce = "hierarchical", .ranks_per_node = (N + 1) / 2});
+    const Comm half = all.split([](int rank) { return rank % 2; }, "half");  // every other rank
+    for (const Comm& comm : {all, half}) {
+        if (N % 4 != 0 && N > 1) break;
+        for (const DType dtype : {DType::f32, DType::bf16})
+            for (const int64_t n : {1, 3, 130}) {
+                const int ranks = comm.size(), rank = comm.rank();
+                Tensor whole = numbers(dtype, n * ranks, [&](int64_t i) { return element(rank, i); }),
+                       part({n}, dtype, Device::cpu);
+                comm.reduce_scatter(part, whole).wait();
+                EXPECT_EVERYWHERE(equals(part, [&](int64_t i) { return sum_of(ranks, rank * n + i); }));
+                comm.all_gather(whole, part).wait();
+                EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return sum_of(ranks, i); }));
+            }
+    }
+}
+
+TEST_CASE("what crosses the nodes: rings inside and across send n/L (M-1)/M each way from every rank; trees as much") {
+    const auto backend = make_mpi_backend();
+    const int N = world().size(), L = N % 2 == 0 ? 2 : 1, M = N / L;
+    backend->ranks_per_node = L;
+    const int64_t n = 4 * 240 * N;  // bytes
+    Tensor x = numbers(DType::f32, n / 4, [](int64_t) { return 1; });
+    const auto crossed = [&](const Counting& counting) {
+        int64_t bytes = 0;
+        for (int to = 0; to < N; ++to) bytes += to / L != counting.rank() / L ? counting.sent_to[size_t(to)] : 0;
+        return bytes;
+    };
+    Counting both(*backend), scattered(*backend), gathered(*backend), trees(*backend);
+    hierarchical_all_reduce(both, x);
+    EXPECT_EVERYWHERE(crossed(both) == 2 * n / L * (M - 1) / M);
+    EXPECT_EVERYWHERE(both.sent - crossed(both) == 2 * n * (L - 1) / L);
+    hierarchical_reduce_scatter(scattered, x);
+    hierarchical_all_gather(gathered, x);
+    for (const Counting* each : {&scattered, &gathered}) {
+        EXPECT_EVERYWHERE(crossed(*each) == n / L * (M - 1) / M);
+        EXPECT_EVERYWHERE(each->sent - crossed(*each) == n * (L - 1) / L);
+    }
+    tree_all_reduce(trees, x, 4 * 60);
+    EXPECT(int64_t(world().sum(double(crossed(trees)))) == 2 * n * (M - 1));
+    EXPECT(int64_t(world().sum(double(trees.sent))) == 2 * n * (N - 1));
+    EXPECT_EVERYWHERE(crossed(trees) <= 3 * n);  // as a parent of two in one tree and a leaf of the other
+}
+
+TEST_CASE("two trees: every node has children in one of them at most, two or fewer, and the root is near") {
+    for (int M = 1; M <= 70; ++M) {
+        std::vector<int> nodes;
+        for (int m = 0; m < M; ++m) nodes.push_back(m);
+        std::vector<int> inner(size_t(M), 0);
+        for (const int tree : {0, 1}) {
+            int roots = 0;
+            for (int m = 0; m < M; ++m) {
+                const TreePlace place = tree_place(nodes, m, tree);
+                roots += place.parent < 0;
+                inner[size_t(m)] += !place.children.empty();
+                CHECK(place.children.size() <= 2);
+                CHECK((1 << place.depth) <= M);
+            }
+            CHECK(roots == 1);
+        }
+        for (const int count : inner) CHECK(count <= 1);
+    }
+}
+
+TEST_CASE("rings across nodes need equally many neighbouring ranks on each") {
+    const auto backend = make_mpi_backend();
+    Counting group(*backend);
+    Tensor x({4}, DType::f32, Device::cpu);
+    if (group.size() < 3) return;
+    for (int r = 0; r < group.size(); ++r) group.given_nodes.push_back(r > 0);
+    EXPECT_USAGE_ERROR(hierarchical_all_reduce(group, x), "one node has 1 of a group's ranks and another");
+    if (group.size() % 2 == 1) return;
+    for (int r = 0; r < group.size(); ++r) group.given_nodes[size_t(r)] = r % 2;
+    EXPECT_USAGE_ERROR(hierarchical_all_reduce(group, x), "share a node, and others are between them");
 }

@@ -6,7 +6,10 @@ namespace train70b::test {
 
 class Counting : public Backend {
   public:
-    explicit Counting(Backend& inner) : inner_(inner) {}
+    explicit Counting(Backend& inner) : sent_to(size_t(inner.size())), inner_(inner) {
+        ranks_per_node = inner.ranks_per_node;
+    }
+    std::vector<int> nodes() override { return given_nodes.empty() ? inner_.nodes() : given_nodes; }
     const char* name() const override { return inner_.name(); }
     int rank() const override { return inner_.rank(); }
     int size() const override { return inner_.size(); }
@@ -15,7 +18,7 @@ class Counting : public Backend {
     }
     RequestPtr on_side_stream(const std::function<void()>& body) override { return inner_.on_side_stream(body); }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
-        if (out) sent += out.bytes();
+        if (out) sent += out.bytes(), sent_to[size_t(to)] += out.bytes();
         messages += out && out.size() > 0;
         return inner_.exchange(out, to, in, from, tag);
     }
@@ -29,6 +32,8 @@ class Counting : public Backend {
     std::vector<std::string> gather_text(const std::string& mine) override { return inner_.gather_text(mine); }
 
     int64_t sent = 0, messages = 0;
+    std::vector<int64_t> sent_to;  // by rank
+    std::vector<int> given_nodes;
 
   private:
     Backend& inner_;

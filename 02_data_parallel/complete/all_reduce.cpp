@@ -1,7 +1,11 @@
 #include "02_data_parallel/complete/all_reduce.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/complete/across_nodes.h"
 
 namespace train70b {
 
@@ -10,29 +14,39 @@ namespace {
 // Elements [begin, end) of a flat tensor.
 Tensor part(const Tensor& x, int64_t begin, int64_t end) { return x.element_slice(begin, {end - begin}); }
 
-// Piece k of `pieces` of segment i (mod N) of the N = `ranks` segments of x.
-Tensor segment(const Tensor& x, int i, int ranks, int64_t k = 0, int64_t pieces = 1) {
-    i = ((i % ranks) + ranks) % ranks;
-    const int64_t begin = x.size() * i / ranks, length = x.size() * (i + 1) / ranks - begin;
-    return part(x, begin + length * k / pieces, begin + length * (k + 1) / pieces);
-}
-
 // The blocking form.
-void exchange(Backend& peers, const Tensor& out, int to, const Tensor& in, int from) {
+void exchange(const Peers& peers, const Tensor& out, int to, const Tensor& in, int from) {
     if (const RequestPtr request = peers.exchange(out, to, in, from)) request->wait();
 }
-void send(Backend& peers, const Tensor& x, int to) { exchange(peers, x, to, Tensor(), to); }
-void receive(Backend& peers, const Tensor& x, int from) { exchange(peers, Tensor(), from, x, from); }
+void send(const Peers& peers, const Tensor& x, int to) { exchange(peers, x, to, Tensor(), to); }
+void receive(const Peers& peers, const Tensor& x, int from) { exchange(peers, Tensor(), from, x, from); }
 
 void add_to(Tensor x, const Tensor& other) {
     if (x.size() > 0) add(x, x, other);
 }
 
-Tensor scratch_for(Backend& peers, const Tensor& x, int64_t count, size_t number = 0) {
+Tensor scratch_for(const Peers& peers, const Tensor& x, int64_t count, size_t number = 0) {
     return part(peers.scratch(count, x.dtype(), x.device(), number), 0, count);
 }
 
 }  // namespace
+
+Peers::Peers(Backend& group) : group_(group), ranks_(size_t(group.size())), rank_(group.rank()) {
+    std::iota(ranks_.begin(), ranks_.end(), 0);
+}
+Peers::Peers(Backend& group, std::vector<int> ranks)
+    : group_(group), ranks_(std::move(ranks)), rank_(int(std::ranges::find(ranks_, group.rank()) - ranks_.begin())) {}
+RequestPtr Peers::exchange(const Tensor& out, int to, const Tensor& in, int from) const {
+    return group_.exchange(out, ranks_[size_t(to)], in, ranks_[size_t(from)]);
+}
+Tensor Peers::scratch(int64_t count, DType dtype, Device device, size_t number) const {
+    return group_.scratch(count, dtype, device, number);
+}
+
+Tensor segment(const Tensor& x, int i, int ranks) {
+    i = ((i % ranks) + ranks) % ranks;
+    return part(x, x.size() * i / ranks, x.size() * (i + 1) / ranks);
+}
 
 void naive_all_reduce(Backend& peers, const Tensor& x) {
     if (peers.rank() > 0) {
@@ -49,7 +63,7 @@ void naive_all_reduce(Backend& peers, const Tensor& x) {
 }
 
 // tag::ring-reduce-scatter[]
-void ring_reduce_scatter(Backend& peers, const Tensor& x) {
+void ring_reduce_scatter(const Peers& peers, const Tensor& x) {
     // tag::lab-ring-all-reduce-reduce-scatter[]
     // With N = 4, rank r sends segments r-1, r-2, r-3 in steps 0 to 2, each with everything added to it so far. The
     // last segment to arrive is r, by then the sum over all ranks.
@@ -65,7 +79,7 @@ void ring_reduce_scatter(Backend& peers, const Tensor& x) {
 }
 // end::ring-reduce-scatter[]
 
-void ring_all_gather(Backend& peers, const Tensor& x) {
+void ring_all_gather(const Peers& peers, const Tensor& x) {
     // tag::lab-ring-all-reduce-all-gather[]
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
     for (int step = 0; step < N - 1; ++step)
@@ -73,7 +87,7 @@ void ring_all_gather(Backend& peers, const Tensor& x) {
     // end::lab-ring-all-reduce-all-gather[]
 }
 
-void ring_all_reduce(Backend& peers, const Tensor& x) {
+void ring_all_reduce(const Peers& peers, const Tensor& x) {
     ring_reduce_scatter(peers, x);
     ring_all_gather(peers, x);
 }
@@ -89,7 +103,8 @@ void pipelined_ring_all_reduce(Backend& peers, const Tensor& x, int64_t piece_by
     std::vector<Tensor> received;
     for (int64_t i = 0; i <= ahead; ++i) received.push_back(scratch_for(peers, x, longest / K + 1, size_t(i)));
 
-    const auto target = [&](int64_t i) { return segment(x, r - int(i / K) - 2, N, i % K, K); };
+    const auto piece = [&](int i, int64_t k) { return segment(segment(x, i, N), int(k), int(K)); };
+    const auto target = [&](int64_t i) { return piece(r - int(i / K) - 2, i % K); };
     const auto adds = [&](int64_t i) { return i / K < N - 1; };  // the first half of the hops
     const auto arrives_in = [&](int64_t i) {
         const Tensor to = target(i);
@@ -98,7 +113,7 @@ void pipelined_ring_all_reduce(Backend& peers, const Tensor& x, int64_t piece_by
     for (int64_t i = 0; i < hops * K + ahead; ++i) {
         if (i < hops * K)
             in_progress[i % (ahead + 1)] =
-                peers.exchange(segment(x, r - int(i / K) - 1, N, i % K, K), next, arrives_in(i), previous);
+                peers.exchange(piece(r - int(i / K) - 1, i % K), next, arrives_in(i), previous);
         const int64_t oldest = i - ahead;
         if (oldest < 0) continue;
         if (const RequestPtr& request = in_progress[oldest % (ahead + 1)]) request->wait();
@@ -160,10 +175,17 @@ const std::vector<AllReduceAlgorithm>& all_reduce_algorithms() {
     static const std::vector<AllReduceAlgorithm> list = {
         {"library", "MPI's or NCCL's own"},
         {"naive", "everything to rank 0 and back", naive_all_reduce},
-        {"ring", "reduce-scatter, then all-gather, around a ring", ring_all_reduce, ring_reduce_scatter},
+        {"ring", "reduce-scatter, then all-gather, around a ring",
+         [](Backend& peers, const Tensor& x) { ring_all_reduce(peers, x); },
+         [](Backend& peers, const Tensor& x) { ring_reduce_scatter(peers, x); }},
         {"pipelined", "the ring in pieces of 512 KiB, which overlap",
-         [](Backend& peers, const Tensor& x) { pipelined_ring_all_reduce(peers, x, 512 << 10); }, ring_reduce_scatter},
-        {"halving", "recursive halving, then doubling", halving_doubling_all_reduce}};
+         [](Backend& peers, const Tensor& x) { pipelined_ring_all_reduce(peers, x, 512 << 10); },
+         [](Backend& peers, const Tensor& x) { ring_reduce_scatter(peers, x); }},
+        {"halving", "recursive halving, then doubling", halving_doubling_all_reduce},
+        {"hierarchical", "rings inside the nodes and across them", hierarchical_all_reduce, hierarchical_reduce_scatter,
+         hierarchical_all_gather},
+        {"tree", "two binary trees of nodes, each with half, in pieces of 64 KiB",
+         [](Backend& peers, const Tensor& x) { tree_all_reduce(peers, x, 64 << 10); }}};
     return list;
 }
 

@@ -25,6 +25,10 @@ void add_comm_flags(Flags& flags, CommOptions& o) {
              help_of("all-reduce algorithm [default: ring; with nccl: library]", all_reduce_algorithms()),
              one_of(all_reduce_names()))
         .default_text("ring; with nccl: library");
+    flags
+        .add("--ranks-per-node", o.ranks_per_node,
+             "with --all-reduce hierarchical or tree: take so many neighbouring ranks for a node", integer_from(0))
+        .default_text("a node is a machine");
 }
 
 int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world) {

@@ -13,8 +13,8 @@
 
 namespace train70b {
 
-// What a group carries: tensors of every layer or of all gradients; little or rarely; the messages of one p2p channel.
-// NCCL's kernels get as many of the GPU's multiprocessors as that is worth (backend_nccl.cu).
+// What a group carries, and so how many multiprocessors NCCL's kernels get: tensors of every layer or of all gradients;
+// little or rarely; the messages of one p2p channel.
 enum class GroupLoad { heavy, light, channel };
 
 class Backend {
@@ -23,7 +23,9 @@ class Backend {
     virtual const char* name() const = 0;
     virtual int rank() const = 0;
     virtual int size() const = 0;
-    virtual bool has_peers() const { return true; }  // false: fake
+    virtual bool has_peers() const { return true; }                                   // false: fake
+    int64_t ranks_per_node = 0;                                                       // --ranks-per-node
+    virtual std::vector<int> nodes() { return std::vector<int>(size_t(size()), 0); }  // of the ranks. Collective
     // colors[r] is the color of rank r, the same list on every rank. Ranks of one color form a group, in rank order.
     // A negative color joins no group: the result is nullptr.
     virtual std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad load) const = 0;
@@ -63,12 +65,10 @@ class Backend {
     virtual std::vector<std::string> gather_text(const std::string& local) = 0;
 
     // A buffer of at least `count` elements; `number` tells several apart. The backend keeps it for later calls, which
-    // may replace it by a larger one: by then all uses of this one must have completed or, on a stream, must precede
-    // what is issued to the current stream. So growth never waits for the device, where a kernel may be waiting for a
-    // message that its sender sends only after this collective.
+    // may replace it by a larger one: all uses of this one must then have completed or precede, on a stream, what is
+    // issued to it. So growth never waits for the device, where a kernel may wait for a later message.
     Tensor scratch(int64_t count, DType dtype, Device device, size_t number = 0);
-    virtual void synchronize() {}  // returns when all that was issued through this backend has completed, but messages
-                                   // of channels
+    virtual void synchronize() {}  // returns when all issued through this backend is done, but messages of channels
 
   private:
     std::vector<Tensor> scratch_;

@@ -14,6 +14,7 @@ class BackendOverMpi : public Backend {
         const MPI_Comm comm = group_.split(colors);
         return comm == MPI_COMM_NULL ? nullptr : same_kind(comm, load);
     }
+    std::vector<int> nodes() override;
     void barrier() override {
         synchronize();
         group_.barrier();
@@ -25,6 +26,9 @@ class BackendOverMpi : public Backend {
     virtual std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad load) const = 0;  // over `comm`
 
     MpiGroup group_;
+
+  private:
+    std::vector<int> nodes_;
 };
 
 // Backend::exchange of device tensors through pinned host memory and MPI (backend_staged.cpp). Builds with CUDA only.

@@ -132,12 +132,19 @@ Work Comm::all_gather(Tensor whole, Tensor part, Where where) const {
     const int64_t n = size();
     check_slice(part, whole, n);
     if (n == 1) return copy_to(whole, part);
+    const auto by_hand = has_peers() ? group_->shared->algorithm->all_gather : nullptr;
     return start({.name = "all_gather",
                   .details = describe(whole),
                   .wire_bytes = whole.bytes() * (n - 1),
                   .tensors = {whole, part},
                   .written = 1,
-                  .run = [part, whole](Backend& peers) { return peers.all_gather(whole, part); },
+                  .run = [part, whole, by_hand](Backend& peers) -> RequestPtr {
+                      if (!by_hand) return peers.all_gather(whole, part);
+                      return peers.on_side_stream([&] {
+                          copy_to(whole.element_slice(peers.rank() * part.size(), part.shape()), part);
+                          by_hand(peers, whole.view({whole.size()}));
+                      });
+                  },
                   .where = where});
 }
 
@@ -332,6 +339,7 @@ Comm make_comm(std::unique_ptr<Backend> backend, const CommSettings& settings) {
     group->shared = std::make_shared<Comm::Shared>(
         Comm::Shared{.queue = WorkQueue(settings.check), .algorithm = &find_all_reduce(settings.all_reduce)});
     group->backend = std::move(backend);
+    group->backend->ranks_per_node = settings.ranks_per_node;
     group->name = "world";
     for (int i = 0; i < group->backend->size(); ++i) group->ranks.push_back(i);
     group->shared->groups.push_back(group);
@@ -364,6 +372,7 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
     if (recorder) group->family = recorder->split(group_->family, colors, name);
     const auto run = [&](Backend& peers) {
         group->backend = peers.split(colors, load);
+        if (group->backend) group->backend->ranks_per_node = peers.ranks_per_node;
         if (open && group->backend) open(*group->backend);
         return nullptr;
     };

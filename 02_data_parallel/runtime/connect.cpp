@@ -190,7 +190,7 @@ Comm connect(const CommOptions& options, Device device) {
     const std::string name = choose_backend(options, device, node);  // waits for all ranks
     starts.reset();
     std::unique_ptr<Backend> backend = make_backend(name, options);
-    CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
+    CommSettings settings{options.all_reduce, options.check, options.ranks_per_node};
     if (settings.all_reduce.empty()) settings.all_reduce = backend->on_stream() ? "library" : "ring";
     return make_comm(std::move(backend), settings);
 }

@@ -16,18 +16,17 @@ struct CommOptions {
     bool check = false;                     // --comm-check
     std::string streams = "group";          // --comm-streams
     std::string all_reduce;                 // a name of all_reduce.h; empty: ring, or NCCL's own
+    int64_t ranks_per_node = 0;             // --ranks-per-node; 0: a node is a machine
 };
 
-// The group of all ranks. Also sets this rank's number of CPU threads and selects its GPU. Usage error, on all ranks,
-// if the backend cannot work here, or if some have a GPU and others do not.
+// The group of all ranks; sets CPU threads and the GPU. Usage error, on all ranks, if the backend cannot work here.
 Comm connect(const CommOptions& options, Device device);
 Comm connect(Device device);
 
 int64_t ranks_on_this_node();
 std::vector<std::string> hosts_of_ranks();  // their names, in rank order, on rank 0; elsewhere empty. Collective.
 
-// Selects this rank's GPU: the ranks of a node take them in turn. Collective over all ranks, before the first
-// allocation. connect() calls it where the device is a GPU.
+// Selects this rank's GPU: those of a node take them in turn. Collective, before any allocation; connect() calls it.
 void select_gpu();
 
 // Runs setup code that may end in a usage error on some ranks only: rank 0 opens the files, one node lacks a disk. In
