@@ -127,6 +127,30 @@ def all_reduce(rows):
     return figure
 
 
+def nodes(rows):
+    looks = {"ring": (style.BLUE, "o"), "hierarchical": (style.GREEN, "^"), "tree": (style.RED, "s")}
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(1, 1.1))
+    for algorithm, (colour, marker) in looks.items():
+        mine = [row for row in rows if row["algorithm"] == algorithm]
+        fast = [row for row in mine if row["mbit_per_s"] == "800"]
+        axes[0].loglog(numbers(fast, "bytes"), numbers(fast, "seconds", 1e3), color=colour, marker=marker, ms=5, lw=1.4,
+                       label=algorithm, base=2)
+        for place, row in enumerate(row for row in mine if row["bytes"] == str(4 << 20)):
+            at = place + 0.27 * (list(looks).index(algorithm) - 1)
+            axes[1].bar(at, 1e3 * float(row["seconds"]), 0.25, color=colour)
+            axes[1].plot([at - 0.12, at + 0.12], [1e3 * float(row["computed_s"])] * 2, color="black", lw=1.6)
+    axes[0].set_xticks([2**10, 2**14, 2**18, 2**22], ["1 KiB", "16 KiB", "256 KiB", "4 MiB"])
+    axes[0].set(ylabel="ms", xlabel="message", title="800 Mbit/s")
+    axes[0].set_yscale("log", base=10)
+    axes[0].legend(fontsize=9)
+    axes[1].set_yscale("log")
+    axes[1].set_xticks(range(3), ["800", "200", "80 Mbit/s"])
+    axes[1].set(ylabel="ms", title="4 MiB; lines: bytes of the busiest node / rate")
+    figure.suptitle("Three nodes of two ranks: the tree is first with small messages, rings in two levels with large",
+                    fontsize=11)
+    return figure
+
+
 def overlap(rows):
     colours = {"forward": style.CYAN, "backward": style.BLUE, "all-reduce": style.PURPLE}
     panels = groups(rows, "title")
@@ -476,7 +500,7 @@ def roofline(rows):
 
 
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
-            "02_overlap": overlap, "03_memory": zero_memory, "04_memory": tensor_memory,
+            "02_nodes": nodes, "02_overlap": overlap, "03_memory": zero_memory, "04_memory": tensor_memory,
             "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
             "05_measured": measured_schedules, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,

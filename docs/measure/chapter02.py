@@ -1,6 +1,9 @@
 """Chapter 02: data parallelism on 1 to 8 ranks; its three forms; all-reduce algorithms."""
+import pathlib
 import re
 
+import programs
+import tables
 from measure import show
 
 PROGRAM = "02_data_parallel"
@@ -62,6 +65,32 @@ def overlap(_):
 def all_reduce(runs):
     """time and bus bandwidth of each all-reduce over the size of the message, on two ranks"""
     return runs.table(2, "test_measure", ["all-reduce"], "--csv", "all_reduce.csv")
+
+
+def nodes(runs):
+    """all-reduce over 6 ranks on three nodes, links of 800, 200 and 80 Mbit/s each way, by size and algorithm;
+    computed: the bytes that the busiest node sends / the link's rate, n times 5/3 (ring), 4/3 (hierarchical), 3/2"""
+    rows = [["mbit_per_s", "bytes", "algorithm", "seconds", "computed_s"]]
+    box = ["bash", "docs/cluster/box.sh"]
+    for rate in (800, 200, 80):
+        table = runs.folder / f"nodes_{rate}.csv"
+        if not table.exists():
+            programs.output([*box, "up", "--nodes", 3, "--slots", 2, "--rate", f"{rate}mbit"])
+            try:  # a node has its own /tmp
+                file = pathlib.Path("/run/train70b-box/all_reduce.csv")
+                program = [runs.programs / "test_measure", "all-reduce", "--largest-mb", 4, "--csv", file]
+                programs.output([*box, "exec", 0, "mpirun", "-np", 6, *program])
+                table.write_text(file.read_text("utf-8"), "utf-8")
+            finally:
+                programs.output([*box, "down"])
+        runs.commands += [f"bash docs/cluster/box.sh up --nodes 3 --slots 2 --rate {rate}mbit",
+                          "bash docs/cluster/box.sh exec 0 mpirun -np 6 build/bin/test_measure all-reduce "
+                          "--largest-mb 4 --csv all_reduce.csv", "bash docs/cluster/box.sh down"]
+        for row in tables.read(table):
+            sent = {"ring": 5 / 3, "hierarchical": 4 / 3, "tree": 3 / 2}.get(row["algorithm"])
+            rows.append([rate, row["bytes"], row["algorithm"], row["seconds"],
+                         f"{sent * int(row['bytes']) / (rate * 1e6 / 8):.6g}" if sent else ""])
+    return rows
 
 
 PRINTED = {"02_ranks": ranks, "02_forms": forms}

@@ -1,0 +1,108 @@
+"""docs/cluster/box.sh: nodes in network namespaces, of which nothing is left; losses there are one rank's."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+import programs
+from conftest import ENVIRONMENT, PATIENCE, ROOT
+
+BIN = ROOT / os.environ.get("TRAIN70B_BUILD", "build") / "bin"
+FOLDER = "/run/train70b-box-test"
+SHAPE = "--layers 1 --heads 4 --seq-len 16 --global-batch 8 --micro-batch 2 --dtype fp64".split()
+SMALL = [*SHAPE, *"--hidden 32 --ffn 48 --steps 2".split()]
+
+
+def box(*words, code=0, limit=60):
+    done = subprocess.run(["bash", ROOT / "docs/cluster/box.sh", *map(str, words)], cwd=ROOT, timeout=limit * PATIENCE,
+                          stdin=subprocess.DEVNULL, env={**ENVIRONMENT, "TRAIN70B_BOX": FOLDER}, capture_output=True,
+                          encoding="utf-8")
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def traces():
+    """What a box could leave: namespaces, mounts, links, processes (zombies are init's)."""
+    ps = subprocess.run(["ps", "-e", "-o", "stat=,args="], capture_output=True, encoding="utf-8", check=True).stdout
+    alive = sorted(line.split(None, 1)[1] for line in ps.splitlines() if not line.startswith("Z"))
+    mine = [each for each in alive if re.search("sleep infinity|slurm|munge|orted", each)]
+    return [programs.output(["ip", "netns", "list"]), pathlib.Path("/proc/mounts").read_text("utf-8").count("\n"),
+            os.listdir("/sys/class/net"), mine, os.path.exists(FOLDER)]
+
+
+@pytest.fixture
+def nodes():
+    """A function that makes the box; it is unmade after the test."""
+    if os.geteuid() != 0 or not shutil.which("ip") or subprocess.run(["ip", "netns", "add", "train70b-try"]).returncode:
+        pytest.skip("no root, no iproute2, or no network namespaces here")
+    subprocess.run(["ip", "netns", "delete", "train70b-try"], check=True)
+    before = traces()
+    yield lambda *flags: box("up", "--nodes", 2, *flags)
+    box("down")
+    assert traces() == before
+
+
+def losses(path):
+    return [line["loss"] for line in programs.events(path, "step")]
+
+
+def test_losses_on_two_nodes_are_one_rank_s(nodes, run):
+    """By mpirun over a host file, all-reduces that know the nodes included, and by srun of a real Slurm."""
+    slurm = ["--slurm"] * all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged")))
+    nodes("--rate", "800mbit", *slurm)
+    assert box("exec", 1, "hostname").strip() == "node1"
+    one = run("01_single_gpu", *SMALL, "--metrics", "m.jsonl").folder / "m.jsonl"
+    starts = {algorithm: ["mpirun", "-np", 4] for algorithm in ("ring", "hierarchical", "tree")}
+    starts |= {"library": ["srun", "--mpi=pmix", "-N2", "-n4"]} if slurm else {}
+    for algorithm, start in starts.items():
+        file = pathlib.Path(FOLDER, f"{algorithm}.jsonl")  # a node has its own /tmp
+        box("exec", 0, *start, BIN / "03_zero", *SMALL, "--zero", 3, "--all-reduce", algorithm, "--metrics", file)
+        assert losses(file) == pytest.approx(losses(one), rel=1e-10)
+    assert "is there already" in box("up", code=2)
+
+
+def test_a_cut_link_is_named_and_a_slow_one_is_slow(nodes):
+    """The watchdog of a node that lives says where the missing rank is not."""
+    nodes()
+    copy = ["exec", 0, "mpirun", "-np", 4, BIN / "02_data_parallel", *SHAPE, "--hidden", 128, "--ffn", 256]
+    file = pathlib.Path(FOLDER, "m.jsonl")
+
+    def seconds():
+        start = time.monotonic()
+        box(*copy, "--steps", 2)
+        return time.monotonic() - start
+    fast = seconds()
+    box("rate", 1, "20mbit")  # 2 MB each way in each step
+    assert seconds() > fast + 1
+    box("cut", 1)
+    box("mend", 1)
+    box("rate", 1, "800mbit")
+    training = subprocess.Popen(["bash", ROOT / "docs/cluster/box.sh", *map(str, copy), "--steps", "100000",
+                                 "--comm-timeout", "2", "--metrics", str(file)], cwd=ROOT,
+                                env={**ENVIRONMENT, "TRAIN70B_BOX": FOLDER}, stderr=subprocess.PIPE, encoding="utf-8",
+                                stdout=subprocess.DEVNULL, start_new_session=True)
+    while not file.exists() or '"event":"step"' not in file.read_text("utf-8"):
+        time.sleep(0.1)
+        assert training.poll() is None
+    box("cut", 1)
+    said = ""
+    for line in training.stderr:
+        said += line
+        if "NOT ENDED" in line:
+            break
+    assert "no rank of this node has stopped: one of another is missing" in said
+    programs.stop(training, 0)  # mpirun waits for the node that is gone
+
+
+def test_what_is_refused_leaves_nothing(nodes):
+    for words, says in ((["up", "--nodes", 0], "--nodes 0: must be 1 to 99"), (["up", "-n", 2], "up -n: unknown"),
+                        (["up", "--rate"], "--rate: needs a value"), (["exec", 5, "true"], "node 5: there is none"),
+                        (["up", "--rate", "fast"], "--rate fast: must be like 800mbit"), (["cut"], "cut NODE"),
+                        (["fly"], "up [--nodes 2]")):
+        said = box(*words, code=2)
+        assert says in said, said
+        assert not os.path.exists(FOLDER)
