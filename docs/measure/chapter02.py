@@ -72,6 +72,7 @@ def nodes(runs):
     computed: the bytes that the busiest node sends / the link's rate, n times 5/3 (ring), 4/3 (hierarchical), 3/2"""
     rows = [["mbit_per_s", "bytes", "algorithm", "seconds", "computed_s"]]
     box = ["bash", "docs/cluster/box.sh"]
+    runs.commands.append("python3 docs/measure.py 02_nodes")
     for rate in (800, 200, 80):
         table = runs.folder / f"nodes_{rate}.csv"
         if not table.exists():
@@ -83,9 +84,6 @@ def nodes(runs):
                 table.write_text(file.read_text("utf-8"), "utf-8")
             finally:
                 programs.output([*box, "down"])
-        runs.commands += [f"bash docs/cluster/box.sh up --nodes 3 --slots 2 --rate {rate}mbit",
-                          "bash docs/cluster/box.sh exec 0 mpirun -np 6 build/bin/test_measure all-reduce "
-                          "--largest-mb 4 --csv all_reduce.csv", "bash docs/cluster/box.sh down"]
         for row in tables.read(table):
             sent = {"ring": 5 / 3, "hierarchical": 4 / 3, "tree": 3 / 2}.get(row["algorithm"])
             rows.append([rate, row["bytes"], row["algorithm"], row["seconds"],
