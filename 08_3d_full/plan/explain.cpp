@@ -122,8 +122,8 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
     }
     if (!some_equal) return table;
     table.note(
-        fmt::format("= N: as fast as N: within {:.0f}%, which is how well predictions tell two layouts apart "
-                    "(docs/published.md);",
+        fmt::format("= N: as fast as N: within {:.0f}%, the median error of such a ratio in 13 published pairs, "
+                    "ten of one sweep (docs/published.md);",
                     100 * kEqual));
     table.note(
         "of equal ones those with a tenth of the device's memory free come first, then those with the fewest axes");
