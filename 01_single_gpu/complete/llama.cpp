@@ -139,7 +139,6 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
 // Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and an
 // output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied by the
 // ratio in the loss. Standard deviations are those of --init-std at the base width.
-// tag::mup[]
 void Llama::apply_mup() {
     const double ratio = mup_ratio(config, options);
     for (Block& block : blocks)
@@ -149,7 +148,6 @@ void Llama::apply_mup() {
             param->lr_scale = ratio;
         }
 }
-// end::mup[]
 
 Tensor buffer_tensor(const FeedForward& owner, Device device) {
     const std::vector<float> values = owner.buffer();
