@@ -252,7 +252,7 @@ def measured_schedules(rows):
     figure, axes = pipeline(rows, 1e3, " ms", 5.2)
     axes[-1].set_xlabel("time (ms)")
     legend_of_passes(figure, "FBIW", 1)
-    figure.suptitle("Two CPU cores: zero-bubble idles less and is slower, because I + W take longer than B", fontsize=11)
+    figure.suptitle("Two CPU cores: zero-bubble idles less, but I + W take longer than B", fontsize=11)
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     return figure
 

@@ -31,7 +31,7 @@ def draw(axis, title, spans, longest=None):
         step, _, chunk = span["name"].partition(".")
         axis.barh(span["tid"], span["dur"], left=span["ts"], height=0.86, color=COLOURS[step[0]], edgecolor="white",
                   lw=0.5, hatch="////" if int(chunk or 0) % 2 else None)
-        if span["dur"] > (longest or total) / 65:
+        if span["dur"] > (longest or total) / 70:
             axis.text(span["ts"] + span["dur"] / 2, span["tid"], step[1:], ha="center", va="center", fontsize=7,
                       color="white" if step[0] == "B" else "black", clip_on=True)
     busy = sum(span["dur"] for span in spans)
