@@ -94,7 +94,7 @@ Table comparison_table(const Schedule* given, int64_t p, int64_t m, const Sandbo
     Table table(
         fmt::format("{} ranks, {} micro-batches; {}: idle share by the clock, and of the longest rank's own span", p, m,
                     costs.text()),
-        {"", "time", "idle", "formula", "own span", "formula", "in flight: most chunks", "micro-batches",
+        {"", "time", "idle", "formula", "own span", "formula", "most in flight: chunks", "= micro-batches",
          Column("blocking sends would").left()});
     const auto row = [&](const Schedule& s, bool formulas) {
         const Timeline timeline = simulate(s, costs.of(s));

@@ -211,8 +211,8 @@ class Sandbox {
         const Timeline timeline = steps_ == 1 ? once : simulate(all, costs_.of(schedule));
         if (steps_ > 1) say(steps_table(schedule, costs_, steps_));
         constexpr int64_t kWidth = 84;
-        say("\neach step: its letter and micro-batch{}; =: on a critical path; a dot: idle\n{}",
-            schedule.chunks > 1 ? ", in small letters on odd chunks" : "", ascii_gantt(timeline, kWidth));
+        say("\nletter{}, micro-batch, then blanks (F), - (B, I), ~ (W), = (on a critical path); dots: idle\n{}",
+            schedule.chunks > 1 ? " (small: odd chunk)" : "", ascii_gantt(timeline, kWidth));
 
         write_.write(schedule_text(schedule));
         csv_.write(ranks.csv());
