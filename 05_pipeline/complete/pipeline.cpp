@@ -66,7 +66,6 @@ Pipeline::~Pipeline() {
     for (Channel& channel : channels_) channel = {};
 }
 
-// tag::tied[]
 // Tied embeddings: the last stage's matrix is a copy of the first stage's. Each has the gradient of its own use, lookup
 // or product; the trainer sums the two once per step (sum_partial_gradients), so that both make the same update.
 void Pipeline::tie_embeddings() {
@@ -80,7 +79,6 @@ void Pipeline::tie_embeddings() {
     matrix.replica = model_.stage.embedding ? 0 : 1;  // norms and checkpoints count replica 0
     matrix.partial_grad_group = group_of(ends);
 }
-// end::tied[]
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +141,6 @@ Tensor Pipeline::no_loss() const {
     return zero;
 }
 
-// tag::forward[]
 void Pipeline::forward(const Step& step, const Batch& batch) {
     const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
     InFlight& micro = in_flight_[{step.micro_batch, step.chunk}];
@@ -160,7 +157,6 @@ void Pipeline::forward(const Step& step, const Batch& batch) {
     else
         accumulate(loss_, y.data);
 }
-// end::forward[]
 
 void Pipeline::backward(const Step& step) {
     const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
