@@ -15,18 +15,19 @@ printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` bef
            the lines of COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
            decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
            docs/predict.py.
-links      relative ones lead to files; a `name` in a table row of "The complete version" stands in a file that the
-           row links.
+links      lead to files, and to headings that are there; a `name` in a table row of "The complete version" stands in a
+           file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
            Answer), with text in it; its commands are checked like all others.
-shape      a lesson that has "The same in PyTorch" has all sections of SHAPE, no more words than MOST_WORDS, and exercises
-           with one to three ★.
+shape      a lesson that has "The same in PyTorch" has all sections of SHAPE, no more words than MOST_WORDS, and ★ to ★★★ at
+           exercises and rows of "The complete version"; a REFERENCE.md some of REFERENCE's, in their order.
 minutes    "N minutes to read" is what `reading_minutes` counts, to a fifth.
 traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (or a script's case) that exists.
 """
 import argparse
 import difflib
+import functools
 import pathlib
 import re
 import sys
@@ -44,7 +45,16 @@ MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}
 SHAPE = ["The idea", "minimal.cpp", "The complete version", "The same in PyTorch", "Traps", "Predict, then run",
          "Exercises", "Interview questions", "What to read"]
+REFERENCE = ["Flags", "Formulas", "What happens inside", "Limits", "Speed", "Traps", "Exercises", "Questions", "Sources"]
 MOST_WORDS = {"08_3d_full": 6000, "experts": 3000}  # others: 4,500
+
+
+@functools.cache
+def anchors(page):
+    """Of a page's headings, as GitHub makes them."""
+    headings = [block.lines[0] for block in parse(page.read_text("utf-8")) if block.kind == "text" and block.lines]
+    return {re.sub(r"[^\w -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+            for line in headings if line.startswith("#")}
 
 
 class Lessons:
@@ -163,6 +173,11 @@ class Lessons:
             for target, file in zip(targets, files):
                 if not file.exists():
                     self.error(path, number, f"link to {target}: there is no such file")
+                elif "#" in target and file.suffix == ".md" and target.split("#")[1] not in anchors(file):
+                    self.error(path, number, f"link to {target}: there is no such heading")
+            for anchor in re.findall(r"\]\(#([^)\s]+)\)", line):
+                if anchor not in anchors(path):
+                    self.error(path, number, f"link to #{anchor}: there is no such heading")
             if section.startswith(("The code", "The complete version")) and line.startswith("|") and files:
                 text = "\n".join(file.read_text("utf-8") for file in files if file.is_file())
                 for name in re.findall(r"`([A-Za-z_]\w*(?:::\w+)*)(?:\([^`]*\))?`", line):
@@ -207,15 +222,20 @@ class Lessons:
 
     def check_shape(self, path, text):
         sections, words = re.findall(r"^## (.*)$", text, re.M), len(text.split())
-        if "The same in PyTorch" not in sections:
-            return  # not yet
-        if sections != SHAPE:
-            self.error(path, 1, f"its sections are {sections}, not {SHAPE}")
-        if words > MOST_WORDS.get(path.parent.name, 4500):
+        if path.name == "REFERENCE.md":
+            shape, most = [name for name in REFERENCE if name in sections], 3000
+        elif "The same in PyTorch" in sections:
+            shape, most = SHAPE, MOST_WORDS.get(path.parent.name, 4500)
+        else:
+            return
+        if sections != shape:
+            self.error(path, 1, f"its sections are {sections}, not {shape}")
+        if words > most:
             self.error(path, 1, f"{words} words are too many")
-        for item in re.findall(r"^\d+\. .*$", text[text.index("\n## Exercises"):], re.M):
-            if not re.match(r"\d+\. ★{1,3} ", item):
-                self.error(path, 1, f"an exercise without ★: {item}")
+        for name, unmarked in ("Exercises", r"\d+\. (?!★{1,3} )"), ("The complete version", r"\| \["):
+            section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+            for line in re.findall(rf"^{unmarked}.*$", section[1] if section else "", re.M):
+                self.error(path, 1, f"without ★: {line}")
 
     def check_minutes(self, path, text):
         stated, counted = re.search(r"(\d+) minutes to read", text), reading_minutes(text)
