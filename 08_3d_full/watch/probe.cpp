@@ -32,7 +32,8 @@ void add_row(ProbeResult& result, const std::string& name, const std::string& un
     }
     const std::string outlier =
         slowest ? fmt::format("rank {} is slow: {:.0f}% of the median", slowest->rank, 100 * slowest->of_median) : "";
-    result.table.row({name, fixed(*smallest, 2), fixed(middle, 2), fixed(*largest, 2), unit, outlier});
+    const auto digits = [](double rate) { return fmt::format("{:.3g}", rate); };
+    result.table.row({name, digits(*smallest), digits(middle), digits(*largest), unit, outlier});
 }
 
 // "node-0: ranks 0 to 7, node-1: ranks 8 to 15"
