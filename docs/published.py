@@ -3,11 +3,11 @@
 writes docs/results/08_published.csv, which docs/plots.py draws.
 
     python3 docs/published.py [ROW ...] [--bin build/bin] [--out docs/results] [--jobs N]
-                             [--commands | --lesson sources|calibration|comparisons|rows]
+                             [--commands | --lesson summary|sources|calibration|comparisons|rows]
     python3 docs/published.py --estimate [ROW ...]      the planner's estimate of the same rows, in seconds
 
-ROW: a part of a row's name; default: all, six minutes. --commands prints the dry runs. --lesson prints a table
-of docs/published.md and of chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
+ROW: a part of a row's name; default: all, six minutes. --commands prints the dry runs. --lesson prints a part
+of docs/published.md from the CSV. The last lines are the errors by role, and the worst rows.
 
 Everything is compared as tokens per second and GPU. A row in TFLOP/s or MFU is converted by its own definition of the
 FLOPs of a token (`flops` of its source), not by this course's; one in seconds by its batch.
@@ -16,12 +16,14 @@ import argparse
 import concurrent.futures
 import itertools
 import json
+import os
 import pathlib
 import re
 import shlex
 import statistics
 import sys
 import tempfile
+import textwrap
 
 import programs
 import tables
@@ -152,16 +154,25 @@ def table_of_sources(data, written):
         if errors:
             median = statistics.median([abs(error) for error in errors])
             link = f"[{source['title']}]({source['page']})" if source["page"] else source["title"]
-            rows.append([link, len(errors), f"{median:.0f}%", f"{signed(min(errors))}, {signed(max(errors))}",
-                         source["explained"]])
-    lines = tables.markdown(["source", "rows", "median", "lowest, highest error", "what explains them"], rows, "-::--")
-    held = [abs(float(line["error"])) for line in written if line["role"] == "held out"]
-    roles = [line["role"] for line in written]
-    return "\n".join(lines) + (
-        f"\n\nOf {len(written)} rows {roles.count('calibration')} calibrate, and "
-        f"{roles.count('doubtful')} lack something that changes the prediction by more than a tenth. The {len(held)} "
-        f"others: median error {statistics.median(held):.1f}%, {sum(error <= 15 for error in held)} within 15%, "
-        f"{sum(error <= 30 for error in held)} within 30%.")
+            ends = ", ".join(signed(error) for error in dict.fromkeys([min(errors), max(errors)]))
+            rows.append([link, len(errors), f"{median:.0f}% ({ends})", source["explained"]])
+    lines = tables.markdown(["source", "rows", "median error (lowest, highest)", "what explains them"], rows, "-::-")
+    return "\n".join(lines)
+
+
+def wrapped(text):
+    return textwrap.fill(text, 150, break_on_hyphens=False)
+
+
+def text_of_summary(data, written):
+    held = [float(line["error"]) for line in written if line["role"] == "held out"]
+    sizes, roles = [abs(error) for error in held], [line["role"] for line in written]
+    return wrapped(
+        f"Of {len(written)} rows {roles.count('calibration')} calibrate, {roles.count('doubtful')} are doubtful: they "
+        f"lack something that changes the prediction by more than a tenth. The {len(held)} others, held out, have a "
+        f"median error of {statistics.median(sizes):.1f}%; {sum(size <= 15 for size in sizes)} are within 15%, "
+        f"{sum(size <= 30 for size in sizes)} within 30%; {sum(error > 0 for error in held)} are predicted too fast; "
+        f"errors go from {signed(min(held))} to {signed(max(held))}.")
 
 
 def table_of_calibration(data, written):
@@ -176,19 +187,31 @@ def table_of_calibration(data, written):
     return "\n".join(tables.markdown(["figure", "value", "from the row"], rows, "-:-"))
 
 
+def short(layout):
+    """"--tp 2 --sequence-parallel on --zero 1" as "tp=2,sp zero=1"; without the layers of each stage."""
+    flags = dict(re.findall(r"--(\S+) (\S+)", layout))
+    flags.pop("stage-layers", None)
+    for name, of, text in (("sequence-parallel", "tp", "sp"), ("tp-overlap", "tp", "overlap"), ("pipeline", "pp", "{}"),
+                           ("virtual-stages", "pp", "x{}"), ("cp-algorithm", "cp", "{}")):
+        if name in flags:
+            flags[of] += "," + text.format(flags.pop(name))
+    return " ".join(f"{name}={value}" for name, value in flags.items())
+
+
 def table_of_rows(data, written):
-    lines = []
+    """A line for each source, with the words with which its rows' names begin."""
+    rows = []
     for name, source in data["sources"].items():
-        rows = []
-        for row, line in zip(data["rows"], written):
-            if row["source"] == name:
-                layout = re.sub(r" --stage-layers \S+", "", row["layout"])
-                rows.append([row["name"], row["role"], f"`{layout}`", f"{float(line['published']):,.5g}",
-                             f"{float(line['predicted']):,.5g}", signed(line["error"])])
-        table = tables.markdown(["row", "role", "layout", "published", "predicted", "error"], rows, "---:::")
-        lines += [f"**{source['title']}.** {source['explained'][0].upper()}{source['explained'][1:]}.", "",
-                  *table, ""]
-    return "\n".join(lines).rstrip()
+        mine = [pair for pair in zip(data["rows"], written) if pair[0]["source"] == name]
+        same = os.path.commonprefix([row["name"] for row, _ in mine]) if len(mine) > 1 else ""
+        same = same[:same.rfind(" ") + 1]
+        rows.append([f"**{source['title']}**" + (f": *{same.strip()}*" if same else ""), "", "", ""])
+        for row, line in mine:
+            role = "" if row["role"] == "held out" else f" *({row['role']})*"
+            rows.append([row["name"].removeprefix(same) + role, f"`{short(row['layout'])}`",
+                         f"{float(line['published']):,.5g}",
+                         f"{float(line['predicted']):,.5g} ({signed(line['error'])})"])
+    return "\n".join(tables.markdown(["row", "layout", "published", "predicted (error)"], rows, "--::"))
 
 
 def comparison_errors(data, written):
@@ -200,13 +223,14 @@ def comparison_errors(data, written):
 
 def text_of_comparisons(data, written):
     errors = comparison_errors(data, written)
-    return (f"Of {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, "
-            f"tp with and without overlap, tp 2 to 32), the ratio of two predicted speeds is off by "
-            f"{statistics.median(errors):.1f}% in the median, by {max(errors):.1f}% at most.")
+    return wrapped(
+        f"In {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, "
+        "tp with and without overlap, tp 2 to 32), the ratio of the two predicted speeds is off by "
+        f"{statistics.median(errors):.1f}% in the median, by {max(errors):.1f}% at most.")
 
 
-LESSON = {"calibration": table_of_calibration, "sources": table_of_sources, "comparisons": text_of_comparisons,
-          "rows": table_of_rows}
+LESSON = {"summary": text_of_summary, "calibration": table_of_calibration, "sources": table_of_sources,
+          "comparisons": text_of_comparisons, "rows": table_of_rows}
 
 
 def note(row):
