@@ -58,9 +58,9 @@ def chosen(report):
     groups = f" in groups of {best['hybrid_shard']}" if best["hybrid_shard"] else ""
     words += [f"dp {best['dp']}", f"ZeRO-{best['zero']}{groups}"]
     if best["pp"] > 1:
-        chunks = f" x {best['virtual_stages']}" if best["pipeline"] == "interleaved" else ""
+        chunks = f" x{best['virtual_stages']}" if best["pipeline"] == "interleaved" else ""
         words.append(best["pipeline"] + chunks)
-    return " · ".join(words)
+    return ", ".join(words)
 
 
 def wrapped(text, indent, width=110):
@@ -77,10 +77,24 @@ def section(name, report):
     command = best["dry_run"].replace("build/bin/08_3d_full", f"mpirun -np {report['gpus']} build/bin/08_3d_full")
     command = re.sub(r" --comm fake --fake-world \d+ --dry-run$", "", command)
     # The world of the file's hosts: a reader adds --hostfile, --data, --steps and the checkpoint's folder.
-    lines += ["", *wrapped(command, "    "), ""]
-    lines += [f"Predicted by {best['predicted_by']}: {best['tokens_per_s_per_gpu']:.0f} tokens/s per GPU, MFU "
-              f"{100 * best['mfu']:.1f}%, pp wait {100 * best['pp_wait']:.1f}%, a step of {best['step_s']:.1f} s."]
-    return lines
+    return lines + ["", *wrapped(command, "    ")]
+
+
+def alternatives(name, report):
+    """What the decision steps say of layouts that were not chosen: their step over the chosen one's, and why."""
+    text = " ".join(report["steps"])
+
+    def said(pattern):
+        found = re.search(pattern, text)
+        return ": ".join(found.groups()).replace(" x", "×") if found else "-"
+
+    why = r" the chosen step \(([^)]*)\)"
+    patterns = [r"= (\S+) GB of states", r"(ZeRO-\d) over \d+ devices holds (\S+ GB)", rf"takes (\S+ x){why}",
+                rf"tp 1: (\S+ x){why}", rf"over nodes: (\S+ x){why}",
+                rf"(?:without a pipeline|best with one): ((?:pp \d+, )?\S+ x){why}", rf"(cp \d+[,:] \S+ x){why}",
+                r"bubble (\S+%) by", r"attention is (\S+) of"]
+    cells = [said(pattern) for pattern in patterns]
+    return [name] + ["the same" if at > 2 and cell == cells[2] != "-" else cell for at, cell in enumerate(cells)]
 
 
 def all_tables(reports):
@@ -88,27 +102,29 @@ def all_tables(reports):
     def layout(name, report):
         best = report["best"][0]
         sequence = ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off"
-        return [name, chosen(report), best["micro_batch"], best["recompute"], sequence,
-                f"{best['tokens_per_s_per_gpu']:.0f}", f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
+        return [name, chosen(report), best["micro_batch"], best["recompute"], sequence, f"{best['step_s']:.1f}",
+                f"{best['tokens_per_s_per_gpu']:.0f}", f"{100 * best['mfu']:.1f}%", f"{100 * best['pp_wait']:.1f}%"]
 
     def memory(name, report):
         return [name] + [gigabytes(report["best"][0]["memory"][kind]) for kind in KINDS]
 
     def budget(name, report):
         days = report["budget"]
-        cells = [name, human(days["tokens_per_day"])]
+        cells = [name, human(days["tokens_per_day"]), human(days["chinchilla"]["tokens"])]
         for run in ("chinchilla", "tokens"):
-            cells += [human(days[run]["tokens"]), f"{days[run]['days']:.1f}", human(days[run]["gpu_hours"]),
-                      human(days[run]["price"])]
+            cells += [f"{days[run]['days']:.1f}", human(days[run]["gpu_hours"]), human(days[run]["price"])]
         return cells + [gigabytes(days["checkpoint_bytes"])]
 
     days = ["days", "GPU-hours", "dollars"]
+    tokens = human(next(iter(reports.values()))["budget"]["tokens"]["tokens"])
     for make, head in (
-            (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU",
-                      "GB"]),
+            (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "step, s",
+                      "tokens/s/GPU", "MFU", "pp wait"]),
             (memory, ["GB of the largest rank", *KINDS]),
-            (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days,
-                      "checkpoint, GB"])):
+            (alternatives, ["model-GPUs", "states, GB", "ZeRO alone", "its step", "tp 1", "tp 16", "other pp",
+                            "other cp", "bubble", "attention"]),
+            (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days,
+                      *(f"{tokens}: {each}" for each in days), "checkpoint, GB"])):
         yield from [*tables.markdown(head, [make(name, report) for name, report in reports.items()]), ""]
 
 
