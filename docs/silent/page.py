@@ -10,32 +10,29 @@ import tables
 
 BEGIN, END = "<!-- silent_bugs: (.*) -->", "<!-- end -->"
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "silent-bugs.md"
-CHECKS = {"curve": "loss curve", "digits": "loss by digits", "norm": "gradient norm", "weights": "weights after a step",
-          "gradients": "step-1 gradients", "fp64": "all of it in fp64", "replicas": "replica check",
-          "calls": "call checking"}
+CHECKS = {"curve": "loss curve, step", "digits": "loss by digits, step", "norm": "gradient norm, step",
+          "weights": "weights after a step", "gradients": "step-1 gradients", "fp64": "all of it in fp64",
+          "replicas": "replica check, step", "calls": "call checking"}
 
 
 def cell(row, check):
-    """As the page shows it; in bold where the check sees the bug."""
-    seen, value = checks.sees(row)[check], row[check]
-    text = {"curve": f"step {value}", "digits": f"step {value}", "replicas": f"after step {value}", "calls": "yes",
-            "norm": f"step {value}" + (f", × {float(row['norm_ratio']):.3g}" if value == "1" else ""),
-            "weights": value, "gradients": value, "fp64": value.replace("lr", "learning rate")}[check]
-    if seen:
-        return f"**{text}**"
-    return "none" if value == "none" else "no"
+    """As the page shows it: empty where the check does not see the bug."""
+    value = row[check]
+    if not checks.sees(row)[check]:
+        return "none" if value == "none" else ""
+    if check == "norm" and value == "1":
+        return f"1, × {float(row['norm_ratio']):.3g}"
+    return value.removeprefix("gradient ").replace("lr", "learning rate")
 
 
 def cells_table(rows):
     lines = []
     for row in rows:
-        flags = f"`{row['flags']}`" if row["flags"] else "one rank"
-        flags = re.sub(r"`(.*)--data \.\./text\.bin --val-fraction 0`", r"\1masked targets", flags)
+        flags = re.sub("--data .*", "masked targets", row["flags"]) or "one rank"
+        flags = re.sub(r"--(\S+) (\S+)", r"\1=\2", flags)
         lines.append([f"`{row['bug']}`", flags, *(cell(row, check) for check in CHECKS)])
-    seen = [sum(checks.sees(row)[check] for row in rows) for check in CHECKS]
     head = ["patch", "flags", *CHECKS.values()]
-    return "\n".join([*tables.markdown(head, lines, "-" * len(head)),
-                      f"| **seen, of {len(rows)}** | | " + " | ".join(map(str, seen)) + " |"])
+    return "\n".join(tables.markdown(head, lines, "-" * len(head)))
 
 
 def counted(rows, controls):
@@ -47,25 +44,27 @@ def counted(rows, controls):
     gaps = [abs(float(row["gap"])) for row in controls]
     with_copies = sum(row["replicas"] != "none" for row in rows)
     return (
-        f"**The loss curve sees {seen['curve']} of {len(rows)} within {checks.SHAPE['steps']} steps**, and {at_end} of "
-        f"them still at the end. Beside a right run of the same samples, the gradient norm sees {seen['norm']} in the "
-        f"first {checks.EARLY} steps, the losses' digits {seen['digits']}, the gradients of step 1 see "
-        f"{seen['gradients']}, the weights after it {seen['weights']}, the comparison in fp64 {seen['fp64']}, the "
-        f"replica check {seen['replicas']} of the {with_copies} whose layout has replicas, call checking "
-        f"{seen['calls']}. {', '.join(unseen) or 'None'} is seen by the losses only. The right program, in the "
-        f"{len(controls)} layouts: every cell is *no*; its curves end within {max(gaps):.1g} of one rank's, where "
-        f"seeds differ by {min(spreads):.2f} to {max(spreads):.2f}."
+        f"- **The loss curve sees {seen['curve']} of {len(rows)}** within {checks.SHAPE['steps']} steps, {at_end} of "
+        f"them still at the end.\n"
+        f"- Beside a right run: the gradient norm {seen['norm']} and the losses' digits "
+        f"{seen['digits']} in the first {checks.EARLY} steps, the gradients of step 1 {seen['gradients']}, the weights "
+        f"after it {seen['weights']}, the comparison in fp64 {seen['fp64']}. {', '.join(unseen) or 'None'} is seen by "
+        f"the losses only.\n"
+        f"- Without one: the replica check {seen['replicas']} of the {with_copies} whose layout has replicas, call "
+        f"checking {seen['calls']}.\n"
+        f"- The right program in {len(controls)} layouts: seen by no check; its curves end within "
+        f"{max(gaps):.1g} of one rank's, where seeds differ by {min(spreads):.2f} to {max(spreads):.2f}."
     )
 
 
 def catalogue(run):
-    """The threads whose bugs are run, or the others."""
-    rows = []
-    for number, (threads, words, name) in enumerate(bugs.THREADS, 1):
+    """The threads whose bugs are run, with the names of their patches, or the others."""
+    items = []
+    for threads, words, name in bugs.THREADS:
         if bool(name) == run:
             links = ", ".join(f"[{text}](https://github.com/{path})" for text, path in threads)
-            rows.append([number, links, words, f"`{name}`" if name else "*not run*"])
-    return "\n".join(tables.markdown(["", "thread", "what was wrong", ""], rows, ":---"))
+            items.append(f"- {links}" + f", `{name}`" * run + f": {words}")
+    return "\n".join(items)
 
 
 def parts(rows):
