@@ -33,7 +33,7 @@ FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed", "torchtitan", 
 COLUMNS = ("framework", "version", "layout", "ranks", "reference", "worst gradient", "verdict", "cause", "patch", "patched",
            "patched gradient", "thread", "seconds")
 VERDICTS = ("agrees", "differs", "stops", "hangs", "not run")
-BEGIN, END = "<!-- (written) by board.py --write -->", "<!-- end of what board.py writes -->"
+BEGIN, END = "<!-- (counted|written) by board.py --write -->", "<!-- end of what board.py writes -->"
 PATCH_LINES = 5
 MINUTES = 8  # for a cell
 
@@ -203,34 +203,49 @@ def rows(out):
     return table
 
 
+def counts(table):
+    count = {verdict: sum(row["verdict"] == verdict for row in table) for verdict in VERDICTS}
+    green = sum(row["patched"] == "agrees" for row in table)
+    words = ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in count.items() if n)
+    return f"{len(table)} cells: {words}; {green} of those that do not agree do so with a patch."
+
+
 def markdown(table):
-    """One table for each framework."""
+    """What does not agree, its patches, and what agrees; a line for each framework above its rows."""
     def safe(text):
         return re.sub(r"([|*_<])", r"\\\1", str(text))
 
-    counts = {verdict: sum(row["verdict"] == verdict for row in table) for verdict in VERDICTS}
-    green = sum(row["patched"] == "agrees" for row in table)
-    lines = [f"{len(table)} cells: " + ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in counts.items() if n) +
-             f"; {green} of those that do not agree do so with a patch."]
-    head = ["layout", "ranks", "reference", "worst gradient", "verdict", "cause", "with the patch"]
-    for framework in dict.fromkeys(row["framework"] for row in table):
-        mine = [row for row in table if row["framework"] == framework]
-        version, cells = mine[0]["version"], []
-        for row in mine:
-            patched = f"{row['patched']} {row['patched gradient']}".strip() if row["patch"] else ""
-            cause = " ".join(filter(None, [safe(row["cause"]), row["thread"] and f"([thread]({row['thread']}))"]))
-            cells.append([safe(row["layout"]), *(row[name] for name in head[1:5]), cause, patched])
-        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
-                  *tables.markdown(head, cells, "-:-:---")]
-        patches = [(row["layout"], row["patch"]) for row in mine if row["patch"]]
-        for patch in dict.fromkeys(patch for _, patch in patches):
-            of = "; ".join(layout for layout, each in patches if each == patch)
-            lines += ["", f"Patch of {of}:", "", *(f"    {line}" for line in patch.split(" ; "))]
-    return "\n".join(lines).strip()
+    def grouped(head, rows, cells):
+        lines = []
+        for above, row in zip([{"framework": ""}, *rows], rows):
+            version = row["version"][:12] if len(row["version"]) == 40 else row["version"]
+            if row["framework"] != above["framework"]:
+                lines.append([f"**{row['framework']} {version}**"] + [""] * (len(head) - 1))
+            layout = safe(row["layout"]) + (f" ([thread]({row['thread']}))" if row["thread"] else "")
+            lines.append([f"{layout} ({row['ranks']}, {row['reference']})", *cells(row, above)])
+        return tables.markdown(head, lines, "-" * len(head))
+
+    def other(row, above):
+        cause = re.sub(r"(?<=\w[.!]) [A-Z].*", "", row["cause"])  # its first sentence; the CSV has the others
+        cause = "the same" if row["cause"] == above.get("cause") else cause
+        patch = f"{patches.index(row['patch']) + 1}: {row['patched']} {row['patched gradient']}" if row["patch"] else ""
+        return f"{row['verdict']} {row['worst gradient']}".strip(), safe(cause), patch
+
+    red, green = ([row for row in table if (row["verdict"] == "agrees") == wanted] for wanted in (False, True))
+    patches = list(dict.fromkeys(row["patch"] for row in red if row["patch"]))
+    layout = "layout (ranks, reference)"
+    lines = grouped([layout, "verdict", "cause", "with the patch"], red, other)
+    lines += ["", "The patches:", ""]
+    for number, patch in enumerate(patches, 1):
+        lines += [f"    # {number}", *(f"    {line}" for line in patch.split(" ; "))]
+    lines += ["", "What agrees:", ""]
+    lines += grouped([layout, "worst gradient"], green, lambda row, above: [row["worst gradient"]])
+    return "\n".join(lines)
 
 
 def page_with(table):
-    return tables.with_parts(PAGE.read_text("utf-8"), BEGIN, END, {"written": f"\n{markdown(table)}\n\n"})
+    return tables.with_parts(PAGE.read_text("utf-8"), BEGIN, END, {"counted": f"{counts(table)}\n",
+                                                                   "written": f"\n{markdown(table)}\n\n"})
 
 
 def faults(table, page, pinned, planned):
