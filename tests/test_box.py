@@ -65,6 +65,18 @@ def test_losses_on_two_nodes_are_one_rank_s(nodes, run):
     assert "is there already" in box("up", code=2)
 
 
+def test_a_link_at_a_tenth_is_named(nodes):
+    nodes("--nodes", 3, "--rate", "800mbit", "--slots", 1)
+    box("rate", 1, "80mbit")
+    shape = [*SMALL[2:], "--layers", 3, "--pp", 3]  # stages
+    start = ["exec", 0, "mpirun", "-np", 3, BIN / "08_3d_full", *shape, "--probe"]
+    said = box(*start, "on")
+    assert "message between 3 nodes" in said
+    share, = re.findall(r"slow: rank 1 on node1 has (\d+)% of the median message between 3 nodes$", said, re.M)
+    assert 5 < int(share) < 25, said
+    box(*start, "strict", code=3)
+
+
 def test_a_cut_link_is_named_and_a_slow_one_is_slow(nodes):
     """The watchdog of a node that lives says where the missing rank is not."""
     nodes()

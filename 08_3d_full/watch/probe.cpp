@@ -36,6 +36,23 @@ void add_row(ProbeResult& result, const std::string& name, const std::string& un
     result.table.row({name, digits(*smallest), digits(middle), digits(*largest), unit, outlier});
 }
 
+// GB/s of messages from this rank to the next one of the group, on a channel; one rank after another.
+double rate_to_next(const Comm& group, const Tensor& message, Device device) {
+    double rate = 0;
+    const int n = group.size(), rank = group.rank();
+    for (int from = 0; from < n; ++from) {
+        const int to = (from + 1) % n;
+        const Comm channel = group.p2p_channel(from, to);
+        if (rank != from && rank != to) continue;
+        const int peer = (rank == from) == (from < to) ? 1 : 0;
+        const double seconds = median_seconds(device, kCalls, [&] {
+            rank == from ? channel.send(message, peer).wait() : channel.recv(message, peer).wait();
+        });
+        if (rank == from) rate = double(message.bytes()) / seconds / 1e9;
+    }
+    return rate;
+}
+
 // "node-0: ranks 0 to 7, node-1: ranks 8 to 15"
 std::string text_of(const std::vector<std::string>& hosts) {
     std::string text;
@@ -74,19 +91,20 @@ ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DTyp
                 world.gather({2.0 * (comm.size() - 1) / comm.size() * double(message.bytes()) / seconds / 1e9}));
     }
     // Messages to the next stage, on a channel as the pipeline's.
-    double sent = 0;
-    const int n = ranks.pp.size(), rank = ranks.pp.rank();
-    for (int from = 0; from < n && n > 1; ++from) {
-        const int to = (from + 1) % n;
-        const Comm channel = ranks.pp.p2p_channel(from, to);
-        if (rank != from && rank != to) continue;
-        const int peer = (rank == from) == (from < to) ? 1 : 0;
-        const double seconds = median_seconds(device, kCalls, [&] {
-            rank == from ? channel.send(message, peer).wait() : channel.recv(message, peer).wait();
-        });
-        if (rank == from) sent = double(message.bytes()) / seconds / 1e9;
+    if (const int n = ranks.pp.size(); n > 1)
+        add_row(result, fmt::format("pp, message of {} stages", n), "GB/s",
+                world.gather({rate_to_next(ranks.pp, message, device)}));
+    // From node to node, around a ring of them: a rank whose link is slow is slow to the node after it and from the one
+    // before.
+    const int N = world.size(), L = int(ranks_on_this_node());
+    const std::vector<double> on_nodes = world.gather({double(L)});
+    if (N >= 3 * L && on_nodes == std::vector<double>(size_t(N), double(L))) {
+        const Comm across = world.split([=](int r) { return r % L; }, "across");
+        const std::vector<double> sent = world.gather({rate_to_next(across, message, device)});
+        std::vector<double> better;
+        for (int r = 0; r < N; ++r) better.push_back(std::max(sent[size_t(r)], sent[size_t((r + N - L) % N)]));
+        add_row(result, fmt::format("message between {} nodes", N / L), "GB/s", better);
     }
-    if (n > 1) add_row(result, fmt::format("pp, message of {} stages", n), "GB/s", world.gather({sent}));
     world.take_stats();
     return result;
 }
