@@ -113,6 +113,27 @@ def test_refused_puzzle(lab, text):
     assert lab.about["refused"][text] in str(refused.value) and "\n" not in str(refused.value)
 
 
+@of_labs
+def test_a_seed_draws_what_the_courses_own_body_does_not_do(lab):
+    if "drawn" not in lab.about:
+        pytest.skip("nothing is drawn")
+    own, drawn = (lab.of / "solution.txt" if lab.puzzle else lab.source).read_text(), (lab.of / "drawn.inc").read_text()
+    for text, full in ((own, False), (drawn if lab.puzzle else with_body(lab, drawn), True)):
+        card, shown = graded(lab, f"{'#' if lab.puzzle else '//'} Seed anna: mine\n{text}")
+        assert grade.complete(card) == full and card["drawn"] and "seed anna" in shown, shown
+
+
+def test_a_seed_is_in_the_students_file_and_no_other_one_is_graded(tmp_path):
+    lab = lab_files.Lab("mesh-groups", tmp_path, "anna")
+    labs.start(lab, False)
+    again = lab_files.Lab("mesh-groups", tmp_path)
+    assert again.written() == again.blank() and again.drawn() == lab.drawn() != {}
+    assert len({str(lab_files.Lab("mesh-groups", tmp_path, str(seed)).drawn()) for seed in range(20)}) > 10
+    for seed, part in (("bert", "has seed anna, not bert"), ("=1+1", "1 to 40 letters"), ("", "1 to 40 letters")):
+        with pytest.raises(lab_files.Refused, match=part):
+            lab_files.Lab("mesh-groups", tmp_path, seed).written()
+
+
 def test_lab_of_the_emulated_gpu_without_cudas_headers_names_their_packages(tmp_path, monkeypatch, capsys):
     of = importlib.util.spec_from_file_location("of_kernels", ROOT / "docs/labs/tiled-product/grade.py")
     of.loader.exec_module(grader := importlib.util.module_from_spec(of))

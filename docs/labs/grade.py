@@ -53,6 +53,12 @@ def run(command, seconds=None):
     return code, output
 
 
+def drawn(lab):
+    """What a seed has drawn, before a grader's command."""
+    values = lab.drawn().items()
+    return ["env", *(f"LAB_{name.upper()}={value}" for name, value in values)] if values else []
+
+
 def test_program(name, ranks, cases=()):
     """The command that runs these test cases, or all."""
     command = [name, "--no-colors=1"]
@@ -120,7 +126,7 @@ def what_went_wrong(code, output):
 def run_row(lab, row, program, show_output):
     """A row of the score card."""
     cases = row["cases"]
-    command = test_program(str(program), row.get("ranks"), cases)
+    command = drawn(lab) + test_program(str(program), row.get("ranks"), cases)
     code, output = run(command)
     if show_output:
         print(f"---- {row['row']}\n{output}")
@@ -136,7 +142,7 @@ def run_row(lab, row, program, show_output):
     remarks = [each["remark"] for each in wrong if each["remark"]]
     found, remark_fits = what_went_wrong(code, output)
     card["hung"] = code is None
-    card["command"] = shlex.join(test_program(lab.show(program), row.get("ranks"), cases))
+    card["command"] = shlex.join(drawn(lab) + test_program(lab.show(program), row.get("ranks"), cases))
     if not wrong or not remark_fits:
         card["found"] = found
     if wrong or remark_fits:
@@ -145,7 +151,7 @@ def run_row(lab, row, program, show_output):
 
 
 def graded_by_script(lab):
-    grader = [sys.executable, lab.of / lab.about["grader"], lab.build, lab.file]
+    grader = [*drawn(lab), sys.executable, lab.of / lab.about["grader"], lab.build, lab.file]
     code, output, errors = programs.run(grader, environment=ENVIRONMENT, cwd=ROOT)
     if code == 2:
         raise Refused(errors.strip())
@@ -158,8 +164,12 @@ def grade(lab, full, show_output=False):
     """The score card: {"lab", "points", "of", "rows", "seconds"} or {"lab", "error"}."""
     began = time.monotonic()
     text = lab.written()
-    rows = lab.about["rows"] if not lab.puzzle else []
+    without = lab.about["drawn"]["without"] if lab.drawn() else []
+    rows = [row for row in lab.about["rows"] if row["row"] not in without] if not lab.puzzle else []
+    if full and lab.drawn():
+        raise Refused("--full: the chapter's tests are of the course's own conventions, not of a seed's")
     card = {"lab": lab.name, "points": 0, "of": sum(row["points"] for row in rows) or 10, "rows": []}
+    card |= {"seed": lab.seed, "drawn": lab.drawn()} if lab.seed else {}
     if text == lab.blank():
         line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
         card["error"] = f"nothing is written yet: the task is in {lab.show(lab.file)}, line {line}"

@@ -3,6 +3,7 @@
 
     bash docs/lab.sh list                     all labs, and what you have
     bash docs/lab.sh start NAME [--again]     your file in build/lab/NAME/, and the clock; --again begins anew
+        [--seed YOURS]                        a number or a name: conventions or sizes drawn for you (mesh-groups, ...)
     bash docs/lab.sh check NAME [--full]      compile it, link it in place of the course's own, print a score card;
                                               --full: also the chapter's other tests
     bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
@@ -54,7 +55,7 @@ def figure_text(each):
 
 
 def print_card(card):
-    print(f"lab {card['lab']}")
+    print(f"lab {card['lab']}" + (f", seed {card['seed']}" if "seed" in card else ""))
     if "error" in card:
         return print(card["error"])
     wide = max(len(row["row"]) for row in card["rows"])
@@ -148,10 +149,11 @@ def solution(lab):
 
 def main():
     parser = Parser(prog="lab.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", nargs="?", choices=("list", "start", "check", "hint", "solution", "help"))
+    parser.add_argument("verb", nargs="?", choices="list start check hint solution help".split())
     parser.add_argument("name", nargs="?")
     parser.add_argument("number", nargs="?", type=int)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--seed")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--output", action="store_true")
@@ -166,7 +168,7 @@ def main():
             return list_labs(build)
         if not arguments.name:
             raise Refused(f"which lab? {', '.join(name for _, name in all_labs())}")
-        lab = Lab(arguments.name, build)
+        lab = Lab(arguments.name, build, arguments.seed)
         if arguments.verb == "start":
             return start(lab, arguments.again)
         if arguments.verb == "hint":

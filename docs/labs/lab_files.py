@@ -1,4 +1,6 @@
 """A lab's own files, and the bodies of functions between markers."""
+import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -12,6 +14,7 @@ MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
 FULL_SECONDS = 900
 MOST_MEMORY = 8 << 30  # bytes of addresses
 ROW_SECONDS = 10  # more is a hang
+SEED = re.compile(r"^\W*Seed (\S+): ", re.M)
 
 
 class Refused(Exception):
@@ -23,8 +26,14 @@ def all_labs():
                   for path in LABS.glob("*/lab.json"))
 
 
+def person(text, what):
+    if not re.fullmatch(r"\w[\w.-]{0,39}", text):
+        raise Refused(f"{what} {text!r}: 1 to 40 letters, digits, dots and dashes, and no dash or dot first")
+    return text
+
+
 class Lab:
-    def __init__(self, name, build):
+    def __init__(self, name, build, seed=None):
         names = [each for _, each in all_labs()]
         if name not in names:
             raise Refused(f"there is no lab {name}; the labs are: {', '.join(names)}")
@@ -34,6 +43,14 @@ class Lab:
         self.source = ROOT / self.about["source"]  # of a puzzle: the file that `start` copies
         self.file = self.folder / self.source.name
         self.puzzle = "grader" in self.about
+        self.seed = None if seed is None else person(seed, "--seed")
+
+    def drawn(self):
+        """{parameter: value} for the seed; all but the first combination of values, which is the course's own."""
+        values = self.about.get("drawn", {}).get("values", {})
+        draws = [dict(zip(values, each)) for each in itertools.product(*values.values())][1:]
+        number = hashlib.sha256(f"{self.name} {self.seed}".encode()).digest()
+        return draws[int.from_bytes(number, "big") % len(draws)] if self.seed and draws else {}
 
     def show(self, path):
         try:
@@ -42,7 +59,10 @@ class Lab:
             return str(path)
 
     def task(self):
-        return (self.of / "task.md").read_text("utf-8").strip()
+        text = (self.of / "task.md").read_text("utf-8").strip()
+        drawn = self.drawn()
+        mine = self.about["drawn"]["text"].format(**drawn) if drawn else "this lab is the same for all."
+        return text + ("\n\n" + textwrap.fill(f"Seed {self.seed}: {mine}", 108)) * bool(self.seed)
 
     def hints(self):
         text = (self.of / "hints.md").read_text("utf-8")
@@ -74,9 +94,14 @@ class Lab:
         if not self.file.is_file():
             raise Refused(f"lab {self.name} has not been started: bash docs/lab.sh start {self.name}")
         try:
-            return self.file.read_text("utf-8")
+            text = self.file.read_text("utf-8")
         except UnicodeDecodeError:
             raise Refused(f"{self.show(self.file)} is no text: start --again begins anew") from None
+        found = SEED.search(text)
+        asked, self.seed = self.seed, found and person(found[1], "the file's seed")
+        if asked and asked != self.seed:
+            raise Refused(f"{self.show(self.file)} has {f'seed {self.seed}' if found else 'no seed'}, not {asked}")
+        return text
 
 
 def regions(text):

@@ -7,10 +7,17 @@ using namespace train70b::test;
 
 namespace {
 
+// Of a seed: the exponent's bias, where ties go, and what becomes of a finite number beyond the largest.
+const int kBias = std::stoi(drawn("LAB_BIAS", "7"));
+const std::string kTies = drawn("LAB_TIES", "to the one whose last mantissa bit is 0");
+const bool kSaturates = drawn("LAB_BEYOND", "the largest value") == "the largest value";
+const float kUnit = std::ldexp(1.0f, 7 - kBias);  // E4M3's own values, times this, are these
+
 // The value of a code, from the table of the task.
 double value_of(int code) {
     const int exponent = code >> 3 & 15, mantissa = code & 7;
-    const double size = exponent == 0 ? std::ldexp(mantissa / 8.0, -6) : std::ldexp(1 + mantissa / 8.0, exponent - 7);
+    const double size =
+        exponent == 0 ? std::ldexp(mantissa / 8.0, 1 - kBias) : std::ldexp(1 + mantissa / 8.0, exponent - kBias);
     return code & 0x80 ? -size : size;
 }
 
@@ -31,6 +38,12 @@ void expect_codes(const std::vector<Expected>& list) {
 }
 
 constexpr int kSmallestNormal = 0x08, kLargest = 0x7e;
+
+// Of the tie between a code and the next.
+int of_tie(int code) {
+    const bool away = kTies == "away from zero", to_zero = kTies == "towards zero";
+    return away ? code + 1 : to_zero ? code : code + code % 2;
+}
 
 }  // namespace
 
@@ -60,21 +73,24 @@ TEST_CASE("lab: nearest") {
 
 TEST_CASE("lab: ties") {
     std::vector<Expected> list;
-    int64_t up = 0;
+    int64_t up = 0, expected = 0;
     for (int code = kSmallestNormal; code < kLargest; ++code) {
         const float tie = float((value_of(code) + value_of(code + 1)) / 2);
-        list.push_back({tie, code + code % 2});
+        list.push_back({tie, of_tie(code)});
+        expected += of_tie(code) > code;
         up += std::abs(value_of(e4m3_by_definition(tie))) > double(tie);
     }
-    const int64_t half = (kLargest - kSmallestNormal) / 2, all = kLargest - kSmallestNormal;
+    const int64_t all = kLargest - kSmallestNormal;
     figure(
-        "ties that are rounded up", up, half, "", fmt::format("half of {}", all),
-        up == all
+        "ties that are rounded up", up, expected, "",
+        fmt::format("{} of {}", expected == all / 2 ? "half" : kTies, all),
+        expected != all / 2 ? "Your seed's ties go elsewhere."
+        : up == all
             ? "Ties go away from zero: a sum of many roundings is then too large. nearbyint rounds them to even, round "
               "does not."
         : up == 0 ? "All ties are rounded down."
                   : "");
-    list.push_back({0x1p-10f, 0});  // between 0 and 2^-9
+    list.push_back({0x1p-10f * kUnit, of_tie(0)});  // between 0 and 2^-9
     expect_codes(list);
 }
 
@@ -84,21 +100,29 @@ TEST_CASE("lab: subnormal numbers") {
         list.push_back({float(value_of(code)), code});
         list.push_back({float(-value_of(code) - 0.2 * value_of(1)), 0x80 | code});
     }
-    list.push_back({0x1.cap-7f, 7});  // between the largest subnormal and the smallest normal number
-    list.push_back({1e-8f, 0});
+    list.push_back({0x1.cap-7f * kUnit, 7});  // between the largest subnormal and the smallest normal number
+    list.push_back({1e-8f * kUnit, 0});
     expect_codes(list);
 }
 
 TEST_CASE("lab: overflow") {
-    expect_codes({{463, kLargest},
-                  {464, kLargest},  // would be a tie with 480, which is not a number
-                  {465, kLargest},
-                  {1000, kLargest},
-                  {-3e38f, 0x80 | kLargest},
+    const int beyond = kSaturates ? kLargest : 0x7f;
+    expect_codes({{448 * kUnit, kLargest},
+                  {463 * kUnit, beyond},
+                  {464 * kUnit, beyond},  // would be a tie with 480, which is not a number
+                  {465 * kUnit, beyond},
+                  {1000 * kUnit, beyond},
+                  {-3e38f, 0x80 | beyond},
                   {INFINITY, 0x7f},
                   {-INFINITY, 0xff}});
 }
 
 TEST_CASE("lab: signs and what is not a number") {
-    expect_codes({{0.0f, 0}, {-0.0f, 0x80}, {-1, 0xb8}, {-448, 0xfe}, {-1e-30f, 0x80}, {NAN, 0x7f}, {-NAN, 0x7f}});
+    expect_codes({{0.0f, 0},
+                  {-0.0f, 0x80},
+                  {-1 * kUnit, 0xb8},
+                  {-448 * kUnit, 0xfe},
+                  {-1e-30f, 0x80},
+                  {NAN, 0x7f},
+                  {-NAN, 0x7f}});
 }

@@ -5,6 +5,7 @@ Memory and bytes are those of a dry run of build/bin/08_3d_full; links and FLOP/
 Exit code 2, one line on stderr: flags that are not the student's to choose.
 """
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -12,13 +13,14 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-WORLD, NODE, SEQ_LEN, GLOBAL_BATCH = 32, 8, 8192, 16
+# GPUs, tokens, sequences, GB of a GPU: of the task, or of a seed (lab.json).
+WORLD, SEQ_LEN, GLOBAL_BATCH, DEVICE_GB = map(int, os.environ.get("LAB_RUN", "32 8192 16 80").split())
+NODE, RESERVE_GB, MOST = 8, 8, 0.05
 GIVEN = {"--model": "70b", "--dtype": "bf16", "--seq-len": str(SEQ_LEN), "--global-batch": str(GLOBAL_BATCH),
          "--comm": "fake", "--fake-world": str(WORLD), "--dry-run": None}
 CHOSEN = ("--tp", "--cp", "--dp", "--pp", "--zero", "--sequence-parallel", "--recompute", "--pipeline",
           "--virtual-stages", "--stage-layers", "--micro-batch", "--cp-algorithm", "--ulysses-size", "--prefetch",
           "--bucket-mb")
-DEVICE_GB, RESERVE_GB, MOST = 80, 8, 0.05
 
 # Chapter 05's formulas of the bubble: p ranks, m micro-batches, v chunks per rank.
 BUBBLES = {"naive": lambda p, m, v: (p - 1) / p, "gpipe": lambda p, m, v: (p - 1) / (m + p - 1),

@@ -1,5 +1,6 @@
 // Grades the lab mesh-groups.
 #include <set>
+#include <sstream>
 
 #include "08_3d_full/complete/compose.h"
 #include "tests/labs.h"
@@ -66,21 +67,23 @@ TEST_CASE("lab: rank and coordinate") {
 }
 
 TEST_CASE("lab: neighbours along each axis") {
-    const int64_t tp = kMesh.tp, cp = kMesh.cp, dp = kMesh.dp;
-    const auto distance = [](const char* axis, const Coordinates& at, int64_t expected, const char* formula,
-                             const std::string& remark) {
-        figure(fmt::format("from a rank to its neighbour along {}", axis), kMesh.rank(at) - kMesh.rank({0, 0, 0, 0}),
-               expected, "", formula, remark);
-    };
-    const bool pp_first = kMesh.rank({0, 0, 0, 1}) == 1, dp_before_cp = kMesh.rank({0, 0, 1, 0}) == tp;
-    const std::string remark = pp_first ? "Your stages are adjacent ranks: pp communicates least and comes last."
+    const std::string own = "tp cp dp pp", order = drawn("LAB_ORDER", own);
+    const bool pp_first = kMesh.rank({0, 0, 0, 1}) == 1, dp_before_cp = kMesh.rank({0, 0, 1, 0}) == kMesh.tp;
+    const std::string remark = order != own ? "Your seed's order, from the fastest: " + order + "."
+                               : pp_first   ? "Your stages are adjacent ranks: pp communicates least and comes last."
                                : dp_before_cp
                                    ? "You number dp before cp: cp communicates in every layer, dp once per step."
                                    : "";
-    distance("tp", {1, 0, 0, 0}, 1, "1", remark);
-    distance("cp", {0, 1, 0, 0}, tp, "tp", remark);
-    distance("dp", {0, 0, 1, 0}, tp * cp, "tp cp", remark);
-    distance("pp", {0, 0, 0, 1}, tp * cp * dp, "tp cp dp", remark);
+    std::istringstream axes(order);
+    std::string axis, formula = "1";
+    for (int64_t expected = 1; axes >> axis;) {
+        Coordinates at{0, 0, 0, 0};
+        (axis == "tp" ? at.tp : axis == "cp" ? at.cp : axis == "dp" ? at.dp : at.pp) = 1;
+        figure(fmt::format("from a rank to its neighbour along {}", axis), kMesh.rank(at) - kMesh.rank({0, 0, 0, 0}),
+               expected, "", formula, remark);
+        expected *= at.tp ? kMesh.tp : at.cp ? kMesh.cp : at.dp ? kMesh.dp : kMesh.pp;
+        formula = formula == "1" ? axis : formula + " " + axis;
+    }
 }
 
 TEST_CASE("lab: nodes that a tensor-parallel group spans") {

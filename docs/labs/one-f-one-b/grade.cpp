@@ -30,14 +30,15 @@ TEST_CASE("lab: all ranks reach the end") { expect_none_wrong(first_wrong(false,
 TEST_CASE("lab: fewer micro-batches than ranks") { expect_none_wrong(first_wrong(true, stuck)); }
 
 TEST_CASE("lab: micro-batches in flight") {
-    const int64_t p = 4, m = 8;
+    const int64_t p = 4, m = 8, more = std::stoll(drawn("LAB_AHEAD", "0"));
     const Schedule schedule = make_schedule("1f1b", p, m);
     int64_t worst = 0;  // the first rank that is wrong
-    while (worst < p - 1 && in_flight(schedule, worst) == std::min(m, p - worst)) ++worst;
+    while (worst < p - 1 && in_flight(schedule, worst) == std::min(m, p - worst + more)) ++worst;
     const int64_t got = in_flight(schedule, worst);
-    figure(fmt::format("in flight on rank {} of {}, {} micro-batches", worst, p, m), got, std::min(m, p - worst), "",
-           "min(m, p-r)",
-           got == m ? "All forward passes come first: that is GPipe, with the activations of all m micro-batches."
+    figure(fmt::format("in flight on rank {} of {}, {} micro-batches", worst, p, m), got, std::min(m, p - worst + more),
+           "", more ? fmt::format("min(m, p-r + {})", more) : "min(m, p-r)",
+           more && got != m ? fmt::format("Your seed's warmup has {} forward passes more than 1F1B's.", more)
+           : got == m ? "All forward passes come first: that is GPipe, with the activations of all m micro-batches."
            : worst == 0 && got == p + 1
                ? "One too many: the steady state begins with a forward pass, which the warmup need not run."
            : got == 1 ? "Only one at a time, and no warmup on this rank: then the ranks behind it have no work."

@@ -23,6 +23,13 @@ std::string misplaced(const ContextLayout& layout) {
                     return fmt::format("{}token {} is on rank {} and on rank {}", where, t, holder[size_t(t)], rank);
                 holder[size_t(t)] = rank;
             }
+        const int64_t G = layout.groups(), first = std::stoll(drawn("LAB_FIRST", "0"));
+        const int64_t step = std::stoll(drawn("LAB_STEP", "1")), group = rank / layout.ulysses;
+        const int64_t early = (first + step * group + G) % G;
+        const bool is_drawn = first != 0 || step != 1;
+        if (is_drawn && layout.chunks == 2 && layout.chunk_index(group, 0) != early)
+            return fmt::format("{}group {} has the early chunk {}, your seed's is {}", where, group,
+                               layout.chunk_index(group, 0), early);
         if (count != T / layout.ranks) return fmt::format("{}rank {} holds {} tokens", where, rank, count);
     }
     return "";
