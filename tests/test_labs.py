@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "docs/labs"))
 import grade  # noqa: E402
 import lab as labs  # noqa: E402
 import lab_files  # noqa: E402
+import teacher  # noqa: E402
 
 grade.ROW_SECONDS = 60  # the machine may be busy with other things
 LABS = [lab_files.Lab(name, ROOT / "build") for _, name in lab_files.all_labs()]
@@ -132,6 +133,23 @@ def test_a_seed_is_in_the_students_file_and_no_other_one_is_graded(tmp_path):
     for seed, part in (("bert", "has seed anna, not bert"), ("=1+1", "1 to 40 letters"), ("", "1 to 40 letters")):
         with pytest.raises(lab_files.Refused, match=part):
             lab_files.Lab("mesh-groups", tmp_path, seed).written()
+
+
+def test_a_tree_for_students_has_no_bodies_and_starts_labs_all_the_same(tmp_path):
+    tree = tmp_path / "tree"
+    teacher.student_tree(tree)
+    assert not (tree / ".git").exists() and not any(tree.glob("docs/labs/*/*/*")) and (tree / "tests").is_dir()
+    for lab in LABS:
+        for tag in [] if lab.puzzle else lab.tags():
+            own, left = (lab_files.body_of((root / lab.about["source"]).read_text(), tag)[0] for root in (ROOT, tree))
+            assert f'#include "{tag}.inc"' in left and not set(own.split("\n")) & set(left.split("\n"))
+    for words, code in ("start mesh-groups", 0), ("unpack", 0), ("solution mesh-groups", 2):
+        done = subprocess.run(["bash", tree / "docs/lab.sh", *words.split(), "--build", tmp_path], capture_output=True)
+        assert done.returncode == code and (tree / teacher.PACKED).is_file(), done.stderr
+    lab = lab_files.Lab("mesh-groups", tmp_path)
+    assert lab.file.read_text() == lab.blank()
+    for tag in lab.tags():
+        assert (tmp_path / f"bodies/{tag}.inc").read_text() == lab_files.body_of(lab.source.read_text(), tag)[0] + "\n"
 
 
 def test_lab_of_the_emulated_gpu_without_cudas_headers_names_their_packages(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@
                                               --full: also the chapter's other tests
     bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
     bash docs/lab.sh solution NAME            the course's own body, and how yours differs
+    bash docs/lab.sh student-tree FOLDER      a copy of this clone without bodies and solutions
 
     --json    check: the score card as JSON     --output          check: also all that the programs print
     --build FOLDER    the build folder (the checkout's build)
@@ -29,6 +30,7 @@ import time
 
 from grade import complete, grade
 from lab_files import Lab, ROOT, Refused, all_labs, body_of
+from teacher import student_tree, unpack
 
 
 def complain(message):
@@ -134,6 +136,8 @@ def hint(lab, which):
 
 
 def solution(lab):
+    if not (lab.of / "wrong").is_dir():
+        raise Refused("this is a tree for students: your teacher has the solutions")
     if lab.puzzle:
         return print((lab.of / "solution.md").read_text("utf-8").strip())
     text = lab.source.read_text("utf-8")
@@ -149,7 +153,7 @@ def solution(lab):
 
 def main():
     parser = Parser(prog="lab.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", nargs="?", choices="list start check hint solution help".split())
+    parser.add_argument("verb", nargs="?", choices="list start check hint solution student-tree unpack help".split())
     parser.add_argument("name", nargs="?")
     parser.add_argument("number", nargs="?", type=int)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
@@ -166,8 +170,12 @@ def main():
     try:
         if arguments.verb == "list":
             return list_labs(build)
+        if arguments.verb == "unpack":
+            return unpack(build)
         if not arguments.name:
             raise Refused(f"which lab? {', '.join(name for _, name in all_labs())}")
+        if arguments.verb == "student-tree":
+            return print(student_tree(pathlib.Path(arguments.name)))
         lab = Lab(arguments.name, build, arguments.seed)
         if arguments.verb == "start":
             return start(lab, arguments.again)
