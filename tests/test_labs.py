@@ -152,6 +152,22 @@ def test_a_tree_for_students_has_no_bodies_and_starts_labs_all_the_same(tmp_path
         assert (tmp_path / f"bodies/{tag}.inc").read_text() == lab_files.body_of(lab.source.read_text(), tag)[0] + "\n"
 
 
+def test_the_leaderboard_keeps_each_persons_best(tmp_path, monkeypatch):
+    lab, board = lab_files.Lab("fit-70b", tmp_path), tmp_path / "board.csv"
+    full = {"lab": lab.name, "rows": [], "points": 10, "of": 10}
+    for name, merit, place in (("anna", (800, 60.0), 1), ("Bert", (848, 57.55), 1), ("anna", (874, 58.6), 1),
+                               ("anna", (700, 40.0), 1), ("Zoë", (848, 50), 2)):
+        monkeypatch.setattr(teacher, "graded_by_script", lambda _, what, merit=merit: merit)
+        assert teacher.enter(lab, full, board, name) == place
+    assert [line.split(",")[0::2] for line in board.read_text("utf-8").split("\n")[1:-1]] == [
+        ["anna", "874"], ["Zoë", "848"], ["Bert", "848"]]
+    assert list(tmp_path.iterdir()) == [board]  # nothing half-written beside it
+    for name, points, file, part in (("=x", 10, board, "letters"), ("a,b", 10, board, "letters"),
+                                     ("anna", 9, board, "full marks"), ("anna", 10, ROOT / "LICENSE", "no leader")):
+        with pytest.raises(lab_files.Refused, match=part):
+            teacher.enter(lab, {**full, "points": points}, file, name)
+
+
 def test_lab_of_the_emulated_gpu_without_cudas_headers_names_their_packages(tmp_path, monkeypatch, capsys):
     of = importlib.util.spec_from_file_location("of_kernels", ROOT / "docs/labs/tiled-product/grade.py")
     of.loader.exec_module(grader := importlib.util.module_from_spec(of))

@@ -150,8 +150,8 @@ def run_row(lab, row, program, show_output):
     return card
 
 
-def graded_by_script(lab):
-    grader = [*drawn(lab), sys.executable, lab.of / lab.about["grader"], lab.build, lab.file]
+def graded_by_script(lab, *more):
+    grader = [*drawn(lab), sys.executable, lab.of / lab.about["grader"], lab.build, lab.file, *more]
     code, output, errors = programs.run(grader, environment=ENVIRONMENT, cwd=ROOT)
     if code == 2:
         raise Refused(errors.strip())

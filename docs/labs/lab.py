@@ -6,6 +6,7 @@
         [--seed YOURS]                        a number or a name: conventions or sizes drawn for you (mesh-groups, ...)
     bash docs/lab.sh check NAME [--full]      compile it, link it in place of the course's own, print a score card;
                                               --full: also the chapter's other tests
+        [--leaderboard FILE.csv --as YOU]     fit-70b: enters your best layout, by simulated tokens/s/GPU
     bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
     bash docs/lab.sh solution NAME            the course's own body, and how yours differs
     bash docs/lab.sh student-tree FOLDER      a copy of this clone without bodies and solutions
@@ -30,7 +31,7 @@ import time
 
 from grade import complete, grade
 from lab_files import Lab, ROOT, Refused, all_labs, body_of
-from teacher import student_tree, unpack
+from teacher import enter, student_tree, unpack
 
 
 def complain(message):
@@ -78,6 +79,8 @@ def print_card(card):
             print(f"  {'':<{wide}}            {line}")
     full_tests = "" if all(row.get("passed", True) for row in card["rows"]) else "; the chapter's tests fail"
     print(f"  {card['points']} of {card['of']} points{full_tests}, {card['seconds']} s")
+    if "place" in card:
+        print(f"  leaderboard: place {card['place']}")
     if card.get("minutes") is not None:
         print(f"  clock: {card['minutes']} of {card['of_minutes']} minutes")
     if command := next((row["command"] for row in card["rows"] if row.get("command")), None):
@@ -158,6 +161,8 @@ def main():
     parser.add_argument("number", nargs="?", type=int)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--seed")
+    parser.add_argument("--leaderboard", type=pathlib.Path)
+    parser.add_argument("--as", dest="person", default="")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--output", action="store_true")
@@ -187,6 +192,8 @@ def main():
         card |= {"minutes": clock(lab), "of_minutes": lab.about["minutes"]}
         if card.get("compiles", True):
             (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", "utf-8")
+        if arguments.leaderboard:
+            card["place"] = enter(lab, card, arguments.leaderboard, arguments.person)
     except Refused as refused:
         return complain(refused)
     print(json.dumps(card, indent=1)) if arguments.json else print_card(card)

@@ -91,9 +91,18 @@ def figure(what, got, expected, unit, formula, good):
             "bound": "at most"}
 
 
+def merit(build, flags):
+    """For the leaderboard: (tokens/s/GPU, GB) of the planner's simulator on nodes of 8 H100."""
+    text = dry_run(build, {**flags, "--simulate": "h100-8x8"}).stdout
+    rate, memory = re.search(r"([\d,]+) per device", text), re.search(r"^peak memory ([\d.]+) GB", text, re.M)
+    return int(rate[1].replace(",", "")), float(memory[1])
+
+
 def main():
     build, path = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     flags = read_flags(path)
+    if sys.argv[3:] == ["merit"]:
+        return print(json.dumps(merit(build, flags)))
     rows = []
 
     def row(name, points, of, lesson, measured=(), remark="", **more):
