@@ -15,6 +15,8 @@ printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` bef
            the lines of COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
            decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
            docs/predict.py.
+quotes     `<!-- quotes: ../PAGE.md -->` before a fence, a table or a paragraph: each of its lines stands in that page, which
+           is held to the code itself; spaces, and what begins a quotation or an item, do not count.
 links      lead to files, and to headings that are there; a `name` in a table row of "The complete version" stands in a
            file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
@@ -115,6 +117,14 @@ class Lessons:
         if lines is None:
             return self.error(path, line, f"cut: {file} has no tag::{name}[]")
         return self.differs(path, block, lines, f"{file}, region {name}")
+
+    def quotes(self, path, block, page):
+        if not (path.parent / page).is_file():
+            return self.error(path, block.line, f"quotes: no file {page}")
+        words = " ".join(re.sub(r"^> ", "", (path.parent / page).read_text("utf-8"), flags=re.M).split())
+        for number, line in enumerate(block.lines, block.line):
+            if " ".join(re.sub(r"^[>-] ", "", line).split()) not in words:
+                self.error(path, number, f"{page} does not say: {line}")
 
     def differs(self, path, block, lines, source):
         """[change] of a fence that does not have these lines, after an error with the difference."""
@@ -255,6 +265,8 @@ class Lessons:
             for name, text, line in block.directives:
                 if name == "cut":
                     changes += self.cut(path, block, text, line) or []
+                elif name == "quotes":
+                    self.quotes(path, block, text)
                 elif name.startswith("prints"):
                     self.check_command(path, line, text, [], False)
                 elif not block.lines:

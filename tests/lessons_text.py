@@ -2,7 +2,7 @@
 import dataclasses
 import re
 
-DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|ask): (.*)$")
+DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|quotes|prints|prints times|prints slow|ask): (.*)$")
 FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
 
 
