@@ -88,6 +88,7 @@ StepReport Trainer::step(int64_t number) {
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
     for (StepState* state : step_states) state->begin_step();
+    // tag::step[]
     const double targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));
     Tensor loss =
@@ -108,6 +109,7 @@ StepReport Trainer::step(int64_t number) {
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
     const bool updates = is_finite(report) && targets > 0;
     if (updates) store->update(number, report.lr, clip);
+    // end::step[]
     for (StepState* state : step_states) state->end_step(groups, report, updates);
     synchronize(model.options.device);
 

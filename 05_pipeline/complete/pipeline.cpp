@@ -141,6 +141,7 @@ Tensor Pipeline::no_loss() const {
     return zero;
 }
 
+// tag::forward[]
 void Pipeline::forward(const Step& step, const Batch& batch) {
     const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
     InFlight& micro = in_flight_[{step.micro_batch, step.chunk}];
@@ -157,6 +158,7 @@ void Pipeline::forward(const Step& step, const Batch& batch) {
     else
         accumulate(loss_, y.data);
 }
+// end::forward[]
 
 void Pipeline::backward(const Step& step) {
     const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);

@@ -116,6 +116,7 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
         for (int64_t rank = 0; rank < s.stages; ++rank) {
             auto& spans = timeline.ranks[size_t(rank)];
             for (; spans.size() < s.ranks[size_t(rank)].size(); moved = true) {
+                // tag::simulate[]
                 const Step& step = s.ranks[size_t(rank)][spans.size()];
                 const int64_t stage = s.stage_index(rank, step.chunk);
                 const bool forward = step.pass == Pass::forward, weight = step.pass == Pass::backward_weight;
@@ -129,6 +130,7 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
                 const double end = begin + costs.step(rank, step);
                 if (!weight) done[{forward, step.micro_batch, stage}] = {end, spans.size()};
                 spans.push_back({step, begin, end});
+                // end::simulate[]
             }
         }
     }
