@@ -362,12 +362,6 @@ def mesh_memory(rows):
     figure, axis = plt.subplots(figsize=(7, 3.6))
     memory_bars(axis, [row["rank"].replace(" ", "\n") for row in rows], rows)
     axis.set_ylabel("MiB, peak of each kind")
-    bottom = 0
-    for kind in style.ON_DEVICE:
-        height = float(rows[0][kind]) / 2**20
-        if height > 3:
-            axis.text(0, bottom + height / 2, kind, ha="center", va="center", fontsize=8)
-        bottom += height
     one, first, last = (sum(float(rows[i][kind]) for kind in style.ON_DEVICE) for i in (0, 1, -1))
     axis.set_title(f"Eight ranks hold {first / one:.0%} (first stage) and {last / one:.0%} (last) of one rank's "
                    "peaks, not 12.5%", fontsize=10)
@@ -485,7 +479,8 @@ def roofline(rows):
         shares.text(100 * share - 1.5, place, f"{100 * share:.0f}", ha="right", va="center", fontsize=8,
                     color="white" if counted else "black")
         if counted:
-            at = ((0, 10), "center") if rate > 0.8 * product else ((-9, -4), "right")
+            part = rate / product
+            at = ((0, 10), "center") if part > 0.8 else ((-9, -4), "right") if part > 0.5 else ((24, -18), "right")
             roof.annotate(name, (intensity, rate), at[0], textcoords="offset points", ha=at[1], fontsize=9)
     roof.set(xlabel="FLOPs per byte", ylabel="TFLOP/s", xlim=ends, ylim=(0.2, 3e3))
     roof.set_title("a dot per kernel; hollow: no FLOPs of its own count", fontsize=9)
