@@ -27,6 +27,7 @@ MISTAKES = [  # mistake, exit code, what it says
     ("divergent warp", ABORTS, "divergent warp"),
     ("no dynamic memory", ABORTS, "the launch asks for no dynamic shared memory"),
     ("shared without asking", REFUSED, "launch of dynamic_kernel: more than 48 KiB of shared memory must be allowed"),
+    ("shared beside static arrays", ABORTS, "more shared memory, static arrays included, than a block has"),
     ("empty grid", REFUSED, "launch of add_kernel: an empty grid (grid 0 1 1, block 64 1 1"),
     ("block too large", REFUSED, "a block has 1 to 1024 threads"),
     ("block too deep", REFUSED, "launch of add_kernel: blockDim.z is at most 64"),

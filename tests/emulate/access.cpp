@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kRedZone = 32;
 enum Inside : uint8_t { nothing, declared, awaited };  // awaited: by who copies there (cp.async)
 Inside inside[kSharedArena + 16];                      // of each byte
-size_t shared_end = 0, static_bytes = 0, dynamic_bytes = 0;
+size_t shared_end = 0, static_bytes = 0, dynamic_bytes = 0, block_limit = 0;
 
 size_t declare(size_t bytes, size_t alignment) {
     // Aligned to `alignment` and no better: an access that is wider than the declared type shows.
@@ -157,13 +157,14 @@ char* const shared_memory = [] {
     return p;
 }();
 
-void clear_shared(size_t bytes) {
+void clear_shared(size_t bytes, size_t limit) {
     std::memset(inside, 0, shared_end);
 #if EMULATE_ASAN
     __asan_poison_memory_region(shared_memory, shared_end);
 #endif
     shared_end = static_bytes = 0;
     dynamic_bytes = bytes;
+    block_limit = limit;
     if (bytes > 0) declare(bytes, 16);
 }
 
@@ -178,8 +179,8 @@ void* static_shared(size_t bytes, size_t alignment) {
     const Unchecked scope;
     static_bytes += bytes;
     if (static_bytes > 48 << 10) fault("more than 48 KiB of static shared memory");
-    if (static_bytes + dynamic_bytes > size_t(shared_limit()))
-        fault("more shared memory than this GPU has for a block");
+    if (static_bytes + dynamic_bytes > block_limit)
+        fault("more shared memory, static arrays included, than a block has, or (48 KiB) has without asking");
     return shared_memory + declare(bytes, alignment);
 }
 

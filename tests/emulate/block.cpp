@@ -271,7 +271,7 @@ void run_block(const Launch& launch, Index block) {
     alive = int(count);
     arrived = predicate = 0;
     now.barriers = 0;
-    clear_shared(launch.shared);
+    clear_shared(launch.shared, launch.shared_limit);
     go_on(&launcher, pick());
     if (kStats) count_block(launch.kernel);
 }

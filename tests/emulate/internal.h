@@ -52,8 +52,8 @@ void create_context();  // at the first call that needs one
 enum class Kind : uint8_t { read, write, atomic };
 void check_access(const void* p, size_t bytes, Kind kind, const void* code);  // code: an address in the kernel
 constexpr size_t kSharedArena = 256 << 10;
-extern char* const shared_memory;  // of the block that runs
-void clear_shared(size_t dynamic_bytes);
+extern char* const shared_memory;                          // of the block that runs
+void clear_shared(size_t dynamic_bytes, size_t limit);     // of static and dynamic bytes
 size_t shared_bytes();                                     // static and dynamic, of the block that runs
 void await_copy(uint32_t to, size_t bytes, bool arrived);  // to shared memory; NaN and not to be touched until then
 

@@ -57,6 +57,11 @@ __global__ void dynamic_kernel(float* x) {
     extern __shared__ float memory[];
     x[threadIdx.x] = memory[threadIdx.x];
 }
+__global__ void dynamic_and_static_kernel(float* x) {
+    extern __shared__ float memory[];
+    __shared__ float tile[kThreads];
+    tile[threadIdx.x] = memory[threadIdx.x] = x[threadIdx.x];
+}
 // A tile by asynchronous copies; each thread reads the next one's number.
 __device__ void copy_number(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
@@ -169,6 +174,7 @@ const std::map<std::string, std::function<void()>> kMistakes = {
     {"divergent warp", [] { divergent_warp_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"no dynamic memory", [] { dynamic_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"shared without asking", [] { dynamic_kernel<<<1, kThreads, 64 << 10, stream()>>>(memory()); }},
+    {"shared beside static arrays", [] { dynamic_and_static_kernel<<<1, kThreads, 48 << 10, stream()>>>(memory()); }},
     {"copy", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), true, true); }},
     {"copy not waited for", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), false, true); }},
     {"copy without barrier", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), true, false); }},

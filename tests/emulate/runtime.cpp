@@ -211,7 +211,9 @@ void enqueue_launch(cudaStream_t stream, Launch launch) {
     if (block.count() < 1 || block.count() > 1024) wrong = "a block has 1 to 1024 threads";
     if (block.z > 64) wrong = "blockDim.z is at most 64";
     if (launch.shared > size_t(shared_limit())) wrong = "more shared memory than this GPU has for a block";
-    if (launch.shared > 48 << 10 && launch.shared > size_t(allowed_shared[launch.kernel]))
+    const bool allowed = launch.shared <= size_t(allowed_shared[launch.kernel]);
+    launch.shared_limit = allowed && launch.shared > 0 ? size_t(shared_limit()) : 48 << 10;
+    if (launch.shared > 48 << 10 && !allowed)
         wrong = "more than 48 KiB of shared memory must be allowed by cudaFuncSetAttribute";
     if (known(stream, "launch")->gpu != current_gpu) wrong = "the stream belongs to another GPU than the current one";
     if (wrong) {

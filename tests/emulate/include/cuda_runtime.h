@@ -44,6 +44,7 @@ struct Launch {
     std::shared_ptr<void> arguments;
     size_t argument_bytes;
     void (*call)(void* arguments);  // runs one thread
+    size_t shared_limit = 0;        // bytes, static arrays too
 };
 void enqueue_launch(cudaStream_t stream, Launch launch);
 void launch_bound(int64_t most);  // faults if the block has more threads: in the place of __launch_bounds__(most)
