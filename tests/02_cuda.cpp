@@ -306,6 +306,35 @@ TEST_CASE("nccl: a group's first collective of each kind returns while the devic
     EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return double(N * N) * element(0, i); }));
 }
 
+TEST_CASE("nccl: a communicator goes when its collectives have ended, although nobody has waited for them") {
+    if (!has_gpu() || !nccl_works()) return;
+    std::unique_ptr<Backend> ranks = make_nccl_backend(CommStreams::group);
+    Tensor x = numbers(DType::f32, 1000, world().rank());
+    ranks->all_reduce(x, Reduce::sum)->wait();
+    for (int i = 0; i < 4; ++i) ranks->all_reduce(x, Reduce::max);
+    ranks.reset();
+    EXPECT_EVERYWHERE(equals(x, [](int64_t i) {
+        double total = 0;
+        for (int p = 0; p < world().size(); ++p) total += element(p, i);
+        return total;
+    }));
+}
+
+TEST_CASE("nccl: an operation's seconds do not include those of the one before it") {
+    if (!has_gpu() || !nccl_works()) return;
+    const std::unique_ptr<Backend> ranks = make_nccl_backend(CommStreams::group);
+    Tensor x = numbers(DType::f32, 1000, 0);
+    ranks->all_reduce(x, Reduce::max)->wait();
+    cuda_synchronize();
+    const double begin = now_seconds();
+    if (world().rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others' first one waits
+    const RequestPtr first = ranks->all_reduce(x, Reduce::max), second = ranks->all_reduce(x, Reduce::max);
+    first->wait();
+    second->wait();
+    const double busy = first->times()->busy + second->times()->busy;
+    EXPECT_EVERYWHERE(busy > 0 && busy <= now_seconds() - begin);
+}
+
 TEST_CASE("connect: on a GPU, as test_emulator.py has set it up") {
     const char* timeout = std::getenv("TRAIN70B_TEST_TIMEOUT");
     if (!timeout) return;
