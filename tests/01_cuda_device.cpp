@@ -84,6 +84,18 @@ TEST_CASE("cuda: uploads of any sizes, more than there are buffers, keep the val
     }
 }
 
+TEST_CASE("cuda: a copy from the host has read it when it returns") {
+    if (!have_gpu()) return;
+    also_on_a_late_device("cuda: a copy from the host*");
+    const int64_t n = 1 << 16;
+    Tensor x({n}, DType::f32, Device::cuda), host({n}, DType::f32, Device::cpu, Memory::host);
+    fill(host, 1);
+    copy(x, host);
+    fill(host, 2);
+    copy(host, x);
+    EXPECT(values(host)[n - 1] == 1);
+}
+
 TEST_CASE("cuda: a copy on a stream of its own begins after what the device was given before") {
     if (!have_gpu()) return;
     also_on_a_late_device("cuda: a copy on a stream*");
