@@ -34,8 +34,17 @@ TEST_CASE("table: CSV has its own names, numbers in full, and quotes around comm
 }
 
 TEST_CASE("numbers: decimal ones, whole, in the range of doubles") {
-    for (const auto& [text, value] : {std::pair("-1.5e-3", -0.0015), {"+1", 0}, {" 1", 0}, {"1 ", 0}, {"0x1p-3", 0},
-                                      {"", 0}, {".", 0}, {"1e", 0}, {"inf", INFINITY}, {"1,5", 0}, {"5e+1", 50}}) {
+    for (const auto& [text, value] : {std::pair("-1.5e-3", -0.0015),
+                                      {"+1", 0},
+                                      {" 1", 0},
+                                      {"1 ", 0},
+                                      {"0x1p-3", 0},
+                                      {"", 0},
+                                      {".", 0},
+                                      {"1e", 0},
+                                      {"inf", INFINITY},
+                                      {"1,5", 0},
+                                      {"5e+1", 50}}) {
         INFO(text);
         EXPECT(parse_number(text).value_or(0) == value);
     }

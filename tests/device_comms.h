@@ -19,15 +19,20 @@ inline bool has_gpu() {
 }
 
 #if TRAIN70B_CUDA
+// The ranks are on two nodes, for the algorithms that know them.
+inline Comm on_two_nodes(std::unique_ptr<Backend> backend) {
+    backend->ranks_per_node = (world().size() + 1) / 2;
+    return make_comm(std::move(backend), {.check = true});
+}
 inline bool nccl_works() { return std::getenv("NCCL_HOSTID") || world().size() <= cuda_device_count(); }
-inline Comm nccl_comm(CommStreams streams) { return make_comm(make_nccl_backend(streams), {.check = true}); }
+inline Comm nccl_comm(CommStreams streams) { return on_two_nodes(make_nccl_backend(streams)); }
 #endif
 
 // The backends that can work here, each with a name for reports.
 inline std::vector<Comm> device_comms() {
     std::vector<Comm> list;
 #if TRAIN70B_CUDA
-    list.push_back(make_comm(make_staged_backend(), {.check = true}));
+    list.push_back(on_two_nodes(make_staged_backend()));
     if (nccl_works())
         list.push_back(nccl_comm(CommStreams::group));
     else if (this_rank == 0)

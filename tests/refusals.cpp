@@ -153,6 +153,7 @@ const std::vector<Row> kTable = {
     {"02", 1, "--comm smoke", "--comm|smoke|auto|nccl|staged|fake"},
     {"02", 2, "--all-reduce star", "--all-reduce|star|ring|halving"},
     {"02", 2, "--ranks-per-node -1", "--ranks-per-node|-1"},
+    {"02", 2, "--ranks-per-node 1", "--ranks-per-node 1|hierarchical or tree"},
     {"02", 2, "--comm-timeout 0", "--comm-timeout|0|must be a number > 0"},
     {"02", 2, "--bucket-mb -1", "--bucket-mb|-1"},
     {"02", 2, "--overlap maybe", "--overlap|maybe|on|off"},

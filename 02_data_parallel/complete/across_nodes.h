@@ -4,7 +4,7 @@
 //                                                                                       sent by a node to others, bytes
 //   ring           2 (N-1) A + 2 n B (N-1)/N      as fast as its slowest link           2 n (N-1)/N, by one rank
 //   hierarchical   2 (L-1) a + 2 n b (L-1)/L + 2 (M-1) A + 2 n/L B (M-1)/M              2 n (M-1)/M, n/L by each rank
-//   tree           2 (log2(M) A + (L-1) a) + 2 n B, and a piece of n per hop            at most 3 n
+//   tree           2 (log2(M) A + (L-1) a) + 2 n B, and a piece of n per hop            at most 2 n
 //
 // A ring's latency grows with N, hierarchical's with M + L, the trees' with log2(M): why NCCL takes trees for small
 // messages and for many nodes.

@@ -68,7 +68,7 @@ void ring_reduce_scatter(const Peers& peers, const Tensor& x) {
     // With N = 4, rank r sends segments r-1, r-2, r-3 in steps 0 to 2, each with everything added to it so far. The
     // last segment to arrive is r, by then the sum over all ranks.
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
-    const Tensor received = scratch_for(peers, x, x.size() / N + 1);
+    const Tensor received = scratch_for(peers, x, N > 1 ? x.size() / N + 1 : 0);
     for (int step = 0; step < N - 1; ++step) {
         const Tensor kept = segment(x, r - step - 2, N);
         const Tensor arrived = part(received, 0, kept.size());

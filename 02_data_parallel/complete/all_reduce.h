@@ -10,9 +10,9 @@
 // Two more know the nodes: across_nodes.h.
 //
 // Every element is summed at one place and copied from there, so all ranks end with the same bits. The order of the sum
-// depends on the algorithm, on N and on the position of the element, never on timing: runs are reproducible bit for
-// bit, and two layouts differ in the last bits. In bf16 each hop adds in fp32 and rounds its result: N-1 roundings on a
-// ring, log2(N) with halving.
+// depends on the algorithm, on N, on the position of the element and, of two, on the nodes, never on timing: runs are
+// reproducible bit for bit, and two layouts differ in the last bits. In bf16 each hop adds in fp32 and rounds its
+// result: N-1 roundings on a ring, log2(N) with halving.
 //
 // x is flat and reduced in place: any number of elements, even fewer than ranks; CPU and CUDA; fp64, fp32 and bf16.
 #include "02_data_parallel/runtime/backend.h"

@@ -27,7 +27,7 @@ void add_comm_flags(Flags& flags, CommOptions& o) {
         .default_text("ring; with nccl: library");
     flags
         .add("--ranks-per-node", o.ranks_per_node,
-             "with --all-reduce hierarchical or tree: take so many neighbouring ranks for a node", integer_from(0))
+             "for hierarchical and tree: take so many neighbouring ranks for a node", integer_from(0))
         .default_text("a node is a machine");
 }
 

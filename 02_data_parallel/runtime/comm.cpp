@@ -335,11 +335,13 @@ double Comm::max(double x, Where where) const {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 
 Comm make_comm(std::unique_ptr<Backend> backend, const CommSettings& settings) {
+    if (settings.ranks_per_node > 0 && settings.all_reduce != "hierarchical" && settings.all_reduce != "tree")
+        usage_error("--ranks-per-node {}: requires --all-reduce hierarchical or tree", settings.ranks_per_node);
     auto group = std::make_shared<Comm::Group>();
     group->shared = std::make_shared<Comm::Shared>(
         Comm::Shared{.queue = WorkQueue(settings.check), .algorithm = &find_all_reduce(settings.all_reduce)});
     group->backend = std::move(backend);
-    group->backend->ranks_per_node = settings.ranks_per_node;
+    if (settings.ranks_per_node > 0) group->backend->ranks_per_node = settings.ranks_per_node;
     group->name = "world";
     for (int i = 0; i < group->backend->size(); ++i) group->ranks.push_back(i);
     group->shared->groups.push_back(group);

@@ -12,9 +12,18 @@ box=${TRAIN70B_BOX:-/run/train70b-box} # namespaces have the names BASENAME-0, B
 name=$(basename "$box")
 
 refuse() { echo "box.sh: $*" >&2; exit 2; }
+[[ $box =~ ^/[A-Za-z0-9/._-]+$ && ! $box =~ ^/(tmp|dev/shm)/ ]] ||
+    refuse "TRAIN70B_BOX=$box: must be an absolute path without spaces, outside of /tmp and /dev/shm, which nodes have of their own"
 holder() { # the process that keeps node $1
-    [ -f "$box/$1.pid" ] || refuse "node $1: there is none (up --nodes N makes nodes 0 to N-1)"
-    cat "$box/$1.pid"
+    local pid
+    pid=$(cat "$box/$1.pid" 2>/dev/null) && [[ $1 =~ ^[0-9]+$ ]] &&
+        [ "$(readlink "/proc/$pid/ns/net")" = "$(cat "$box/$1.net")" ] || # another process may have its number since
+        refuse "node $1: there is none (up --nodes N makes nodes 0 to N-1)"
+    echo "$pid"
+}
+add() { # a network namespace of this box
+    ip netns add "$1"
+    echo "$1" >>"$box/namespaces"
 }
 on() { # on NODE COMMAND...: in the node's network, host name and mounts, in this folder
     local pid
@@ -29,10 +38,12 @@ shape() { # both directions of node $1's link: at $2 a second, with a queue of a
 }
 stop() {
     local namespace
-    for namespace in $(ip netns list | awk -v own="$name-" 'index($1, own) == 1 {print $1}'); do
+    [ -e "$box" ] || return 0
+    [ -f "$box/namespaces" ] || refuse "$box: is no box"
+    while read -r namespace; do
         ip netns pids "$namespace" | xargs -r kill -9 2>/dev/null || true
         ip netns delete "$namespace"
-    done
+    done <"$box/namespaces"
     rm -rf "$box"
 }
 
@@ -89,11 +100,11 @@ up() {
     [[ $nodes =~ ^[1-9][0-9]?$ ]] || refuse "--nodes $nodes: must be 1 to 99"
     [[ $slots =~ ^[1-9][0-9]*$ ]] || refuse "--slots $slots: must be at least 1"
     [[ $rate =~ ^([1-9][0-9]*[kmg]bit)?$ ]] || refuse "--rate $rate: must be like 800mbit"
-    [ ! -e "$box" ] || refuse "$box is there already: down first"
-    mkdir -p "$box"
+    mkdir "$box" 2>/dev/null || refuse "$box is there already (a box: down first), or cannot be made"
+    touch "$box/namespaces"
     trap 'stop; exit 2' ERR
     trap '[ -f "$box/done" ] || stop' EXIT
-    ip netns add "$name-switch"
+    add "$name-switch"
     ip -n "$name-switch" link add bridge type bridge
     ip -n "$name-switch" link set bridge up
     echo "127.0.0.1 localhost" >"$box/hosts"
@@ -102,7 +113,7 @@ up() {
         echo "node$i slots=$slots" >>"$box/hostfile"
     done
     for ((i = 0; i < nodes; ++i)); do
-        ip netns add "$name-$i"
+        add "$name-$i"
         ip -n "$name-switch" link add "port$i" type veth peer name eth0 netns "$name-$i"
         ip -n "$name-switch" link set "port$i" master bridge up
         ip -n "$name-$i" address add "10.77.0.$((i + 1))/24" dev eth0
@@ -110,7 +121,7 @@ up() {
         ip -n "$name-$i" link set lo up
         nsenter --net="/run/netns/$name-$i" unshare --uts --mount bash -c 'hostname node'"$i"' &&
             mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && mount --bind "'"$box"'/hosts" /etc/hosts &&
-            echo $$ > "'"$box"'/'"$i"'.pid" && exec sleep infinity' </dev/null >/dev/null 2>&1 &
+            readlink /proc/$$/ns/net > "'"$box"'/'"$i"'.net" && echo $$ > "'"$box"'/'"$i"'.pid" && exec sleep infinity' </dev/null >/dev/null 2>&1 &
         disown
         until [ -s "$box/$i.pid" ]; do kill -0 $! 2>/dev/null || refuse "node $i cannot be made here"; sleep 0.05; done
         [ -z "$rate" ] || shape "$i" "$rate"
@@ -118,7 +129,7 @@ up() {
     cat >"$box/agent" <<EOF
 #!/usr/bin/env bash
 # What Open MPI calls instead of ssh: agent nodeI COMMAND
-node=\${1#node}; shift; exec env TRAIN70B_BOX=$box bash $(realpath "${BASH_SOURCE[0]}") exec "\$node" sh -c "\$*"
+node=\${1#node}; shift; exec env TRAIN70B_BOX=$box bash $(printf %q "$(realpath "${BASH_SOURCE[0]}")") exec "\$node" sh -c "\$*"
 EOF
     chmod +x "$box/agent"
     [ -z "$slurm" ] || start_slurm "$nodes" "$slots"
