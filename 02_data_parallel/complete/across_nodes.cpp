@@ -48,16 +48,10 @@ Levels levels_of(Backend& group) {
     return {M, L, m, l, Peers(group, members[size_t(m)]), Peers(group, across)};
 }
 
-// Part i of the equal parts of x that all ranks have.
-Tensor part_of(const Tensor& x, int i, int ranks) {
-    const int64_t n = x.size() / ranks;
-    CHECK(n * ranks == x.size(), "{} elements over {} ranks", x.size(), ranks);
-    return x.element_slice(i * n, {n});
-}
-
-// The parts of the ranks with this one's place, one of each node, side by side.
+// All ranks have equal parts of x, its segments. Room for those of the ranks with this one's place, side by side.
 Tensor across_parts(Backend& group, const Levels& on, const Tensor& x) {
-    const int64_t n = x.size() / (on.M * on.L);
+    const int64_t n = x.size() / group.size();
+    CHECK(n * group.size() == x.size(), "{} elements over {} ranks", x.size(), group.size());
     return group.scratch(n * on.M, x.dtype(), x.device(), 1).element_slice(0, {n * on.M});
 }
 
@@ -76,21 +70,21 @@ void hierarchical_reduce_scatter(Backend& group, const Tensor& x) {
     const Levels on = levels_of(group);
     const Tensor parts = across_parts(group, on, x);
     for (int m = 0; m < on.M; ++m) {
-        ring_reduce_scatter(on.inside, part_of(x, m, on.M));  // the parts of node m's ranks
-        put(part_of(parts, m, on.M), part_of(x, m * on.L + on.l, group.size()));
+        ring_reduce_scatter(on.inside, segment(x, m, on.M));  // the parts of node m's ranks
+        put(segment(parts, m, on.M), segment(x, m * on.L + on.l, group.size()));
     }
     ring_reduce_scatter(on.across, parts);
-    put(part_of(x, group.rank(), group.size()), part_of(parts, on.m, on.M));
+    put(segment(x, group.rank(), group.size()), segment(parts, on.m, on.M));
 }
 
 void hierarchical_all_gather(Backend& group, const Tensor& x) {
     const Levels on = levels_of(group);
     const Tensor parts = across_parts(group, on, x);
-    put(part_of(parts, on.m, on.M), part_of(x, group.rank(), group.size()));
+    put(segment(parts, on.m, on.M), segment(x, group.rank(), group.size()));
     ring_all_gather(on.across, parts);
     for (int m = 0; m < on.M; ++m) {
-        put(part_of(x, m * on.L + on.l, group.size()), part_of(parts, m, on.M));
-        ring_all_gather(on.inside, part_of(x, m, on.M));
+        put(segment(x, m * on.L + on.l, group.size()), segment(parts, m, on.M));
+        ring_all_gather(on.inside, segment(x, m, on.M));
     }
 }
 
@@ -139,8 +133,7 @@ void tree_all_reduce(Backend& group, const Tensor& x, int64_t piece_bytes) {
     const std::vector<int> nodes = group.nodes();
     const TreePlace trees[] = {tree_place(nodes, group.rank(), 0), tree_place(nodes, group.rank(), 1)};
     const int64_t K = std::clamp<int64_t>(x.size() / 2 * size_of(x.dtype()) / piece_bytes, 1, 1024);
-    const int64_t behind =
-        2 * std::max(trees[0].depth, trees[1].depth);  // pieces that go up before the first comes down
+    const int64_t behind = 2 * std::max(trees[0].depth, trees[1].depth);  // pieces that go up before one comes down
     const auto piece = [&](int64_t k, int tree) { return segment(segment(x, tree, 2), int(k), int(K)); };
     const Tensor received = group.scratch(x.size() / 2 / K + 2, x.dtype(), x.device());
     std::vector<RequestPtr> up(size_t(2 * K)), down;
@@ -150,9 +143,8 @@ void tree_all_reduce(Backend& group, const Tensor& x, int64_t piece_bytes) {
         for (int tree = 0; tree < 2 && i < K; ++tree) {
             const Tensor sum = piece(i, tree), arrived = received.element_slice(0, {sum.size()});
             for (const int child : trees[tree].children) {
-                if (const RequestPtr request = group.exchange({}, child, arrived, child)) request->wait();
-                Tensor total = sum;
-                if (total.size() > 0) add(total, total, arrived);
+                receive(group, arrived, child);
+                add_to(sum, arrived);
             }
             if (trees[tree].parent >= 0)
                 up[size_t(2 * i + tree)] = group.exchange(sum, trees[tree].parent, {}, trees[tree].parent);
@@ -160,8 +152,7 @@ void tree_all_reduce(Backend& group, const Tensor& x, int64_t piece_bytes) {
         for (int tree = 0; tree < 2 && i >= behind; ++tree) {
             const Tensor sum = piece(i - behind, tree);
             if (const RequestPtr& sent = up[size_t(2 * (i - behind) + tree)]) sent->wait();
-            if (const int parent = trees[tree].parent; parent >= 0)
-                if (const RequestPtr request = group.exchange({}, parent, sum, parent)) request->wait();
+            if (trees[tree].parent >= 0) receive(group, sum, trees[tree].parent);
             for (const int child : trees[tree].children) down.push_back(group.exchange(sum, child, {}, child));
         }
     }

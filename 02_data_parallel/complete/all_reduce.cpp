@@ -19,11 +19,6 @@ void exchange(const Peers& peers, const Tensor& out, int to, const Tensor& in, i
     if (const RequestPtr request = peers.exchange(out, to, in, from)) request->wait();
 }
 void send(const Peers& peers, const Tensor& x, int to) { exchange(peers, x, to, Tensor(), to); }
-void receive(const Peers& peers, const Tensor& x, int from) { exchange(peers, Tensor(), from, x, from); }
-
-void add_to(Tensor x, const Tensor& other) {
-    if (x.size() > 0) add(x, x, other);
-}
 
 Tensor scratch_for(const Peers& peers, const Tensor& x, int64_t count, size_t number = 0) {
     return part(peers.scratch(count, x.dtype(), x.device(), number), 0, count);
@@ -46,6 +41,12 @@ Tensor Peers::scratch(int64_t count, DType dtype, Device device, size_t number) 
 Tensor segment(const Tensor& x, int i, int ranks) {
     i = ((i % ranks) + ranks) % ranks;
     return part(x, x.size() * i / ranks, x.size() * (i + 1) / ranks);
+}
+
+void receive(const Peers& peers, const Tensor& x, int from) { exchange(peers, Tensor(), from, x, from); }
+
+void add_to(Tensor x, const Tensor& other) {
+    if (x.size() > 0) add(x, x, other);
 }
 
 void naive_all_reduce(Backend& peers, const Tensor& x) {
@@ -172,15 +173,14 @@ void pairwise_all_to_all(Backend& peers, const std::vector<Tensor>& to, const st
 }
 
 const std::vector<AllReduceAlgorithm>& all_reduce_algorithms() {
+    const auto scatter = [](Backend& peers, const Tensor& x) { ring_reduce_scatter(peers, x); };
     static const std::vector<AllReduceAlgorithm> list = {
         {"library", "MPI's or NCCL's own"},
         {"naive", "everything to rank 0 and back", naive_all_reduce},
         {"ring", "reduce-scatter, then all-gather, around a ring",
-         [](Backend& peers, const Tensor& x) { ring_all_reduce(peers, x); },
-         [](Backend& peers, const Tensor& x) { ring_reduce_scatter(peers, x); }},
+         [](Backend& peers, const Tensor& x) { ring_all_reduce(peers, x); }, scatter},
         {"pipelined", "the ring in pieces of 512 KiB, which overlap",
-         [](Backend& peers, const Tensor& x) { pipelined_ring_all_reduce(peers, x, 512 << 10); },
-         [](Backend& peers, const Tensor& x) { ring_reduce_scatter(peers, x); }},
+         [](Backend& peers, const Tensor& x) { pipelined_ring_all_reduce(peers, x, 512 << 10); }, scatter},
         {"halving", "recursive halving, then doubling", halving_doubling_all_reduce},
         {"hierarchical", "rings inside the nodes and across them", hierarchical_all_reduce, hierarchical_reduce_scatter,
          hierarchical_all_gather},

@@ -51,6 +51,8 @@ class Peers {
 
 // Segment i (mod N) of the N = `ranks` segments of x.
 Tensor segment(const Tensor& x, int i, int ranks);
+void receive(const Peers& peers, const Tensor& x, int from);  // returns when x is there
+void add_to(Tensor x, const Tensor& other);
 
 void naive_all_reduce(Backend& peers, const Tensor& x);
 void ring_all_reduce(const Peers& peers, const Tensor& x);

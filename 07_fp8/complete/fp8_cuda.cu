@@ -174,7 +174,7 @@ cublasLtMatmulMatrixScale_t scale_mode(Scaling scaling) {
     return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
-// ---- 8-bit AdamW: a warp for a block of moments, 8 of them a thread --------------------------------------------------
+// ---- 8-bit AdamW: a warp for a block of moments, 8 of them a thread -------------------------------------------------
 
 static_assert(kMomentBlock == 32 * kPack);
 __device__ const MomentLevels kLevels = moment_levels();
