@@ -74,19 +74,6 @@ void divide_cores(const Node& node) {
     if (!idle.empty()) say("{}\n", idle);
 }
 
-// A word of every rank, in rank order, on rank 0; elsewhere empty. Collective.
-std::vector<std::string> gather_words(std::string local) {
-    constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
-    if (!mpi_is_started()) return {local};
-    local.resize(kWidth);
-    std::string all(size_t(world_size()) * kWidth, '\0');
-    MPI_Gather(local.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
-    std::vector<std::string> words;
-    if (this_rank != 0) return words;
-    for (size_t begin = 0; begin < all.size(); begin += kWidth) words.push_back(all.substr(begin, kWidth).c_str());
-    return words;
-}
-
 // On a mixed cluster, prints which ranks compute products with which kernels.
 void compare_kernels() {
     const std::string fp32 = cpu::product_kernels(DType::f32), fp64 = cpu::product_kernels(DType::f64);
@@ -198,6 +185,18 @@ Comm connect(const CommOptions& options, Device device) {
 Comm connect(Device device) { return connect(CommOptions(), device); }
 
 int64_t ranks_on_this_node() { return Node().size; }
+
+std::vector<std::string> gather_words(std::string local) {
+    constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
+    if (!mpi_is_started()) return {local};
+    local.resize(kWidth);
+    std::string all(size_t(world_size()) * kWidth, '\0');
+    MPI_Gather(local.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
+    std::vector<std::string> words;
+    if (this_rank != 0) return words;
+    for (size_t begin = 0; begin < all.size(); begin += kWidth) words.push_back(all.substr(begin, kWidth).c_str());
+    return words;
+}
 
 std::vector<std::string> hosts_of_ranks() {
     char name[MPI_MAX_PROCESSOR_NAME] = {};

@@ -65,6 +65,7 @@ class Zero : public ParamStore {
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override;
     void states_changed() override;
+    std::vector<Tensor> reduced_gradients() const;  // of a step, flat: what the optimizer steps of this rank take
     GroupPtr state_replicas(const Param& param) const override;  // all in stage 0, those of a hybrid shard otherwise
 
     int64_t shard_ranks() const { return shards_.size(); }

@@ -94,6 +94,12 @@ std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
     return parts;
 }
 
+std::vector<Tensor> Zero::reduced_gradients() const {
+    std::vector<Tensor> parts;
+    for (const FlatParam& flat : flats_) parts.push_back(options_.stage == 0 ? flat.grads : flat.grads_shard());
+    return parts;
+}
+
 Tensor Zero::full(const Param& wanted, Which which) const {
     const bool data = which == Which::data;
     if (options_.stage == 0 || (data && keeps_params())) return data ? wanted.data : wanted.grad;

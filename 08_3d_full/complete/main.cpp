@@ -21,13 +21,19 @@ static void program(int argc, char** argv) {
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
     const Watch watch(flags.watch, p.trainer(), p.model());
-    const Composed composed(p.model(), p.trainer(), o, config, p.world);  // a line for each technique: compose.cpp
+    Composed composed(p.model(), p.trainer(), o, config, p.world);  // a line for each technique: compose.cpp
     Inject inject(flags.faults, p.trainer(), p.model());
     ReplicaCheck replicas(flags.replica_check, p.trainer(), p.model(), p.world, config);
     Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
     std::vector<RunControl*>& controls = p.trainer().controls;
+    std::optional<Elastic> elastic;
+    if (flags.elastic.on) {
+        elastic.emplace(flags.elastic, p.trainer(), composed.zero, p.world, config, folder.start);
+        controls.insert(controls.begin(), &*elastic);
+    }
     controls.insert(controls.begin(), &inject);  // its gradients are those that the others see
     controls.insert(controls.end(), {&replicas, &checkpoints});
+    if (elastic) controls.push_back(&elastic->joining);
     p.allocate();
     say_ramps(flags.ramps);
     say_layout(p, composed, config);

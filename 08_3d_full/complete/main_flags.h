@@ -1,6 +1,7 @@
 #pragma once
 // The flags of the composed trainer beside those of all chapters.
 #include "08_3d_full/checkpoint/checkpoint.h"
+#include "08_3d_full/checkpoint/elastic.h"
 #include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/watch/inject.h"
 #include "08_3d_full/watch/probe.h"
@@ -18,6 +19,7 @@ struct MainFlags {
     Probing probing = Probing::off;
     OptionalOutput links{"--probe-file"};
     CheckpointOptions checkpoint;
+    ElasticOptions elastic;
     int64_t replica_check = 0;
     std::vector<Fault> faults;
 
@@ -29,6 +31,7 @@ struct MainFlags {
         add_simulate_flags(p.flags, simulate);
         add_probe_flag(p.flags, probing, links);
         add_checkpoint_flags(p.flags, checkpoint);
+        add_elastic_flags(p.flags, elastic);
         add_inject_flag(p.flags, faults_);
         add_replica_check_flag(p.flags, replica_check);
     }
@@ -51,6 +54,7 @@ struct MainFlags {
             faults = parse_faults(faults_, p.comm, o, config.mesh);
             check_replica_check(replica_check, o.model, config, p.comm);
             check_checkpoint_flags(checkpoint, o, p.world);
+            check_elastic(elastic, p, config);
         });
     }
 

@@ -49,7 +49,7 @@ std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int6
 
 std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const {
     std::vector<Sample> list;
-    for (int64_t index = 0; index < count(dp_size, step); ++index)
+    for (int64_t index = 0; index < count(dp_rank, dp_size, step); ++index)
         std::ranges::move(rank_samples(dp_rank, dp_size, step, index), std::back_inserter(list));
     return list;
 }

@@ -46,7 +46,7 @@ class Batches {
     double begin_step(const Group& dp, const Group& dp_cp, int64_t step);
 
     // Micro-batches per step and rank.
-    int64_t count(const Group& dp, int64_t step) const { return count(dp.size(), step); }
+    int64_t count(const Group& dp, int64_t step) const { return count(dp.rank(), dp.size(), step); }
     // Micro-batch `index` of this rank; steps count from 1. The samples of a step follow those of the steps before it
     // in the stream, and micro-batch m of rank r starts at sample (m * ranks + r) * micro_batch of the step, so every
     // division of the global batch trains on the same tokens. A sequence ramp cuts each sample into pieces. A step
@@ -68,8 +68,8 @@ class Batches {
     double document_pairs() const;  // of all micro-batches that were made since begin_step
 
   private:
-    int64_t count(int64_t dp_size, int64_t step) const {
-        return sizes_->samples(step) / (options_.micro_batch * dp_size);
+    int64_t count(int64_t dp_rank, int64_t dp_size, int64_t step) const {
+        return (sizes_->samples(step) / options_.micro_batch - dp_rank + dp_size - 1) / dp_size;
     }
     Sample without_document_ends(Sample sample) const;
     Sample train_sample(int64_t index) const;

@@ -1,0 +1,217 @@
+#include "08_3d_full/checkpoint/elastic.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "02_data_parallel/runtime/watchdog.h"
+
+namespace train70b {
+
+using nlohmann::json;
+
+void add_elastic_flags(Flags& flags, ElasticOptions& o) {
+    flags.group("Elastic replicas");
+    flags.add_switch("--elastic", o.on, "this run is one of several replicas, which may leave and come back");
+    flags.add("--lighthouse", o.lighthouse, "HOST:PORT of 08_3d_full/checkpoint/lighthouse.py").default_text("");
+    flags.add("--replica", o.replica, "the number of this replica", integer_from(0)).default_text("");
+    flags.add("--elastic-timeout", o.timeout, "seconds of silence after which a replica is left out",
+              real_number(0, 1e6, false));
+}
+
+void check_elastic(const ElasticOptions& o, const Program& p, const ParallelConfig& config) {
+    const bool given = !o.lighthouse.empty() && o.replica >= 0;
+    if (!o.on && (!o.lighthouse.empty() || o.replica >= 0)) usage_error("--lighthouse, --replica: need --elastic on");
+    if (!o.on) return;
+    if (!given) usage_error("--elastic on: needs --lighthouse HOST:PORT, where lighthouse.py runs, and --replica N");
+    if (p.comm.backend == "fake") usage_error("--elastic on: not with --comm fake, whose other ranks do not exist");
+    if (config.zero.stage > 0 && config.mesh.dp * config.mesh.cp == 1)
+        usage_error(
+            "--elastic on: --zero {} shards states over the data-parallel ranks of a replica, never over replicas, and "
+            "this one has a single one (try --zero 0, or --dp 2)",
+            config.zero.stage);
+    if (!(o.timeout < p.comm.timeout))
+        usage_error("--elastic-timeout {}: must be below --comm-timeout, {}", o.timeout, p.comm.timeout);
+}
+
+// The data-parallel ranks of all replicas, where the targets of a step are counted.
+struct Elastic::Targets : Group {
+    Targets(const Group& own, TcpBackend& peers) : own(own), peers(peers) {}
+    std::vector<double> sum(const std::vector<double>& local) const override {
+        const std::vector<double> sum = own.sum(local);
+        const Tensor x = upload(sum, {int64_t(sum.size())}, DType::f64, Device::cpu, Memory::comm);
+        peers.all_reduce(x, Reduce::sum);
+        return read(x);
+    }
+    const Group& own;
+    TcpBackend& peers;
+};
+
+Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, const Comm& world,
+                 const ParallelConfig& config, const std::optional<Manifest>& start)
+    : options_(options),
+      trainer_(trainer),
+      store_(store),
+      world_(world),
+      config_(config),
+      loop_(trainer.loop),
+      own_dp_(trainer.groups.dp),
+      own_dp_cp_(trainer.groups.dp_cp),
+      steps_done_(start ? start->step : 0),
+      peers_(options.lighthouse, options.timeout / 2) {
+    if (!trainer.step_states.empty())
+        usage_error(
+            "--elastic on: not with --fp8 delayed, nor a bias that balances experts: their state is summed over ranks "
+            "after the update, when a step cannot be done again");
+    trainer.loop = this;
+}
+
+// ---- the lighthouse -------------------------------------------------------------------------------------------------
+
+int64_t Elastic::join() {
+    if (this_rank == 0) lighthouse_ = connect_to(options_.lighthouse, 0);
+    const std::vector<std::string> addresses = gather_words(peers_.address());
+    const Watchdog::Pause others_start(*watchdog);
+    next_ = ask({{"replica", options_.replica},
+                 {"step", steps_done_},
+                 {"addresses", addresses},
+                 {"timeout", options_.timeout}});
+    check_divisions(next_.at("replicas"));
+    meet();
+    return next_.at("step");
+}
+
+void Elastic::check_divisions(int64_t replicas) const {
+    const TrainOptions& o = trainer_.options;
+    const int64_t parts = o.global_batch / (o.micro_batch * own_dp_->size());
+    if (parts < replicas)
+        usage_error("--global-batch {}: a replica has {} micro-batches at a time, so there is work for {} of {}",
+                    o.global_batch, own_dp_->size(), parts, replicas);
+    for (int64_t n = 1; n <= replicas; ++n)
+        for (const int64_t count : {parts / n, (parts + n - 1) / n})
+            pipeline_schedule(config_.pipeline, config_.mesh.pp, count);
+}
+
+void Elastic::tell(const json& line) const {
+    const std::string text = line.dump() + "\n";
+    if (this_rank == 0) send(*lighthouse_, text.data(), text.size(), MSG_NOSIGNAL);  // a failure shows in ask()
+}
+
+json Elastic::ask(const json& line) const {
+    tell(line);
+    std::string answer;
+    char bytes[4096];
+    while (this_rank == 0 && !answer.ends_with('\n')) {
+        const ssize_t count = recv(*lighthouse_, bytes, sizeof bytes, 0);
+        if (count <= 0)
+            throw std::runtime_error(fmt::format("replica {} was left out, or the lighthouse at {} has ended",
+                                                 options_.replica, options_.lighthouse));
+        answer.append(bytes, size_t(count));
+    }
+    std::vector<double> letters(size_t(world_.max(double(answer.size()))));
+    std::ranges::copy(answer, letters.begin());
+    letters = world_.sum(letters);
+    const json said = json::parse(std::string(letters.begin(), letters.end()));
+    if (!said.contains("over")) return said;
+    say("the other replicas have finished\n");
+    throw EarlyEnd{0};
+}
+
+bool Elastic::vote() {
+    const bool complete = world_.sum(peers_.failure().empty() ? 0.0 : 1.0) == 0;
+    const Watchdog::Pause others_vote(*watchdog);
+    next_ = ask({{"complete", complete}, {"why", peers_.failure()}});
+    return next_.at("commit");
+}
+
+void Elastic::meet() {
+    const Watchdog::Pause others_heal(*watchdog);
+    for (connect(); !next_.at("heal").empty(); connect()) next_ = ask({{"complete", heal()}});
+    const int64_t own = own_dp_->size();
+    trainer_.groups.dp = std::make_shared<Coordinate>(place_of(options_.replica) * own + own_dp_->rank(),
+                                                      int64_t(replicas_.size()) * own);
+    trainer_.groups.dp_cp = std::make_shared<Targets>(*own_dp_cp_, peers_);
+}
+
+void Elastic::connect() {
+    if (std::exchange(generation_, next_.at("generation")) == next_.at("generation")) return;
+    const std::vector<int64_t> before = std::exchange(replicas_, {});
+    std::vector<std::string> addresses;
+    for (const auto& [replica, ranks] : next_.at("members").get<std::vector<std::pair<int64_t, json>>>()) {
+        replicas_.push_back(replica);
+        addresses.push_back(ranks.at(size_t(world_.rank())));
+    }
+    peers_.connect(addresses, place_of(options_.replica), generation_);
+    changed_ = true;
+    if (replicas_ != before)
+        trainer_.note(fmt::format("          from step {} on: replicas {}", next_.at("step").get<int64_t>(),
+                                  json(replicas_).dump()),
+                      {{"event", "replicas"}, {"step", next_.at("step")}, {"replicas", replicas_}});
+}
+
+int Elastic::place_of(int64_t replica) const { return int(std::ranges::find(replicas_, replica) - replicas_.begin()); }
+
+bool Elastic::heal() {
+    const double begin = now_seconds();
+    bool receives = false;
+    int64_t bytes = 0;
+    for (const auto& [to, from] : next_.at("heal").get<std::vector<std::pair<int64_t, int64_t>>>()) {
+        const bool sends = from == options_.replica;
+        if (!sends && to != options_.replica) continue;
+        receives = receives || !sends;
+        store_.for_each_state([&](const Segment&, const char*, Tensor& state) {
+            const int peer = place_of(sends ? to : from);
+            peers_.exchange(sends ? state : Tensor(), peer, sends ? Tensor() : state, peer);
+            bytes += state.bytes();
+        });
+    }
+    if (world_.sum(peers_.failure().empty() ? 0.0 : 1.0) > 0) return false;
+    if (!receives) return true;
+    store_.states_changed();
+    trainer_.note(fmt::format("          weights and states received: {} a rank in {:.2f} s",
+                              human_bytes(double(bytes)), now_seconds() - begin),
+                  {{"event", "healed"}, {"step", next_.at("step")}, {"bytes", bytes}});
+    return true;
+}
+
+// ---- a step ---------------------------------------------------------------------------------------------------------
+
+void Elastic::before_step(int64_t step) {
+    meet();
+    if (std::exchange(changed_, false) && !trainer_.data.is_text())
+        trainer_.batches.start_reading(*trainer_.groups.dp, step, trainer_.last_step());
+}
+
+void Elastic::gradients_ready(int64_t step) {
+    for (sum_over_replicas(); !vote(); sum_over_replicas()) repeat(step);
+    trainer_.groups.dp_cp = own_dp_cp_;
+}
+
+void Elastic::sum_over_replicas() {
+    const Span span("replicas", "comm");
+    for (const Tensor& gradients : store_.reduced_gradients()) peers_.all_reduce(gradients, Reduce::sum);
+    peers_.all_reduce(loss_, Reduce::sum);
+}
+
+// As Trainer::step begins.
+void Elastic::repeat(int64_t step) {
+    changed_ = true;
+    before_step(step);
+    trainer_.batches.begin_step(*trainer_.groups.dp, *trainer_.groups.dp_cp, step);
+    store_.begin_step(trainer_.micro_batches(step));
+    Tensor loss = loss_;
+    copy(loss, loop_->forward_backward(
+                   {trainer_.micro_batches(step), [&](int64_t index) { return trainer_.micro_batch(step, index); }}));
+    store_.finish_gradients();
+    sum_partial_gradients(trainer_.model, store_);
+}
+
+void Elastic::complete(StepReport& report) {
+    if (report.mfu) *report.mfu *= double(own_dp_->size()) / double(trainer_.groups.dp->size());
+    report.comm_bytes["replicas.all_reduce"] = peers_.take_sent();
+    trainer_.groups.dp = own_dp_;
+}
+
+}  // namespace train70b

@@ -1,0 +1,130 @@
+"""What only this catches: a replica that dies, hangs or comes back (--elastic on) and changes a loss, stops the others,
+or takes part with other weights."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import programs
+import pytest
+from conftest import ENVIRONMENT, PATIENCE, ROOT
+
+SHAPE = "--layers 2 --heads 4 --hidden 32 --ffn 48 --seq-len 16 --micro-batch 1 --dtype fp64 --elastic-timeout 6".split()
+
+
+class Replicas:
+    """A lighthouse, and replicas that the test starts."""
+
+    def __init__(self, run, count, *flags, awaits=()):
+        self.folder, self.bin, self.flags, self.started = run.folder, pathlib.Path(run.binaries), flags, []
+        words = [sys.executable, ROOT / "08_3d_full/checkpoint/lighthouse.py", "--replicas", count]
+        self.lighthouse = self.start([*words, *(["--awaits", *awaits] if awaits else [])], stdout=subprocess.PIPE)
+        self.address = re.search(r"--lighthouse (\S+)", self.lighthouse.stdout.readline())[1]
+
+    def start(self, words, **more):
+        process = subprocess.Popen([str(word) for word in words], cwd=self.folder, env=ENVIRONMENT, encoding="utf-8",
+                                   start_new_session=True, **more)
+        self.started.append(process)
+        return process
+
+    def replica(self, number, *flags, ranks=1):
+        """One more start of it; its metrics are in NUMBER-START.jsonl."""
+        name = f"{number}-{sum(path.name.startswith(f'{number}-') for path in self.folder.glob('*.err')) + 1}"
+        mpirun = programs.mpirun(ranks) if ranks > 1 else []
+        with open(self.folder / f"{name}.err", "w", encoding="utf-8") as file:
+            return self.start([*mpirun, self.bin / "08_3d_full", *SHAPE, *self.flags, *flags, "--elastic", "on",
+                               "--lighthouse", self.address, "--replica", number, "--metrics", f"{name}.jsonl"],
+                              stdout=subprocess.DEVNULL, stderr=file)
+
+    def ends(self, *processes, code=0):
+        for process in processes:
+            assert process.wait(60 * PATIENCE) == code, self.said()
+
+    def said(self):
+        return "\n".join(path.read_text("utf-8") for path in sorted(self.folder.glob("*.err")))
+
+    def losses(self, name):
+        return {line["step"]: line["loss"] for line in programs.events(self.folder / f"{name}.jsonl", "step")}
+
+    def members(self, name):
+        return [(line["step"], line["replicas"]) for line in
+                map(json.loads, (self.folder / f"{name}.jsonl").read_text("utf-8").splitlines())
+                if line["event"] == "replicas"]
+
+
+@pytest.fixture
+def replicas(run):
+    made = []
+
+    def make(*words, **more):
+        made.append(Replicas(run, *words, **more))
+        return made[-1]
+    yield make
+    for each in made:
+        for process in each.started:
+            programs.stop(process, 0)
+
+
+def undisturbed(run, *flags):
+    run("01_single_gpu", *SHAPE[:-2], *flags, "--metrics", "one.jsonl")
+    return {line["step"]: line["loss"] for line in programs.events(run.folder / "one.jsonl", "step")}
+
+
+def same(losses, wanted, first, last):
+    assert list(losses) == list(range(first, last + 1))
+    for step, loss in losses.items():
+        assert loss == pytest.approx(wanted[step], rel=1e-10), step
+
+
+def test_killed_at_30_and_back_at_60(run, replicas):
+    """Three replicas of tp 2 x pp 2; two divide 12 micro-batches as well."""
+    flags = ["--global-batch", 12, "--steps", 100]
+    wanted = undisturbed(run, *flags)
+    on = replicas(3, *flags, "--tp", 2, "--pp", 2, awaits=["1:60"])
+    live = [on.replica(number, ranks=4) for number in (0, 2)]
+    assert on.replica(1, "--inject", "kill:0:30", ranks=4).wait(60 * PATIENCE) != 0
+    back = on.replica(1, ranks=4)
+    on.ends(*live, back, on.lighthouse)
+    for name, first, last in (("0-1", 1, 100), ("2-1", 1, 100), ("1-1", 1, 29), ("1-2", 60, 100)):
+        same(on.losses(name), wanted, first, last)
+    assert on.members("0-1") == [(1, [0, 1, 2]), (30, [0, 2]), (60, [0, 1, 2])]
+
+
+def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
+    """Of 7 micro-batches one replica has 3 and the others 2, then one has all; half of the targets do not count."""
+    flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4]
+    wanted = undisturbed(run, *flags)
+    on = replicas(3, *flags, "--zero", 3, awaits=["0:9", "2:9"])
+    live = on.replica(1, ranks=2)
+    lost = [on.replica(0, "--inject", "kill:1:5", ranks=2), on.replica(2, "--inject", "kill:0:5", ranks=2)]
+    assert all(process.wait(60 * PATIENCE) for process in lost)
+    on.ends(live, on.replica(2, ranks=2), on.replica(0, ranks=2), on.lighthouse)
+    for name, first, last in (("0-1", 1, 4), ("1-1", 1, 12), ("2-2", 9, 12), ("0-2", 9, 12)):
+        same(on.losses(name), wanted, first, last)
+    assert on.members("1-1") in ([(1, [0, 1, 2]), (5, [1]), (9, [0, 1, 2])],  # seen together, or one after the other
+                                 [(1, [0, 1, 2]), (5, [0, 1]), (5, [1]), (9, [0, 1, 2])],
+                                 [(1, [0, 1, 2]), (5, [1, 2]), (5, [1]), (9, [0, 1, 2])])
+    evaluated = {line["step"]: line["loss"] for line in programs.events(run.folder / "one.jsonl", "eval")}
+    assert {line["step"]: pytest.approx(line["loss"], rel=1e-10)
+            for line in programs.events(run.folder / "1-1.jsonl", "eval")} == evaluated
+
+
+def test_a_replica_that_hangs_is_left_out(run, replicas):
+    flags = ["--global-batch", 6, "--steps", 8]
+    wanted = undisturbed(run, *flags)
+    on = replicas(3, *flags)
+    live = [on.replica(number) for number in (0, 1)]
+    hangs = on.replica(2, "--inject", "stop:0:4")
+    begin = time.monotonic()
+    on.ends(*live, on.lighthouse)
+    assert time.monotonic() - begin < 30 * PATIENCE
+    for name in ("0-1", "1-1"):
+        same(on.losses(name), wanted, 1, 8)
+    assert on.members("0-1") == [(1, [0, 1, 2]), (4, [0, 1])]
+    hangs.send_signal(signal.SIGCONT)
+    on.ends(hangs, code=1)
+    assert "replica 2 was left out" in on.said()
