@@ -24,6 +24,7 @@ import tables
 from measure import Runs, chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08
 from measure.chapter02 import all_reduce, nodes, overlap
 from measure.chapter07 import by_step, fp8_loss
+from measure.chapter08 import elastic
 from style import ON_DEVICE as KINDS
 
 
@@ -258,7 +259,7 @@ TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "0
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
           "08_loss": mesh_loss, "08_memory": mesh_memory, "08_mesh": mesh_bytes,
-          "08_experts": expert_load, "08_checkpoint": checkpoints}
+          "08_experts": expert_load, "08_checkpoint": checkpoints, "08_elastic": elastic}
 CHAPTERS = (chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08)
 PRINTED = {name: table for chapter in CHAPTERS for name, table in chapter.PRINTED.items()}
 

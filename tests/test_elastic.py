@@ -128,3 +128,39 @@ def test_a_replica_that_hangs_is_left_out(run, replicas):
     hangs.send_signal(signal.SIGCONT)
     on.ends(hangs, code=1)
     assert "replica 2 was left out" in on.said()
+
+
+def test_from_checkpoints_of_different_steps_until_all_are_lost(run, replicas):
+    """Replica 1 has the newer one, from which replica 0 gets its weights."""
+    flags = ["--global-batch", 6, "--steps", 9]
+    wanted = undisturbed(run, *flags)
+    for number, step in enumerate((2, 4)):
+        run("08_3d_full", *SHAPE[:-2], *flags, "--checkpoint-dir", f"c{number}", "--stop-after", step)
+    on = replicas(2, *flags)
+    dies = ["--inject", "kill:0:8"]
+    on.ends(*(on.replica(number, "--checkpoint-dir", f"c{number}", "--resume", *dies) for number in (0, 1)),
+            code=-signal.SIGKILL)
+    on.ends(on.lighthouse, code=1)
+    for name in ("0-1", "1-1"):
+        same(on.losses(name), wanted, 5, 7)
+
+
+@pytest.mark.parametrize("flags, says", {
+    "--elastic on": "needs --lighthouse HOST:PORT",
+    "--replica 1": "need --elastic on",
+    "--elastic on --lighthouse here --replica 0": "--lighthouse here: must be HOST:PORT",
+    "--elastic on --lighthouse 127.0.0.1:1 --replica 0": "--lighthouse 127.0.0.1:1: Connection refused",
+    "--elastic on --lighthouse x:1 --replica 0 --zero 1": "--zero 1 shards states over the data-parallel ranks of a replica",
+    "--elastic on --lighthouse x:1 --replica 0 --elastic-timeout 30": "must be below --comm-timeout, 30",
+    "--elastic on --lighthouse x:1 --replica 0 --comm fake --fake-world 2": "not with --comm fake",
+    "--elastic on --lighthouse 127.0.0.1:1 --replica 0 --fp8 delayed": "cannot be done again: --fp8 delayed",
+}.items())
+def test_what_is_refused(run, flags, says):
+    done = run("08_3d_full", *SHAPE[:-4], *flags.split(), code=2).says(says)
+    assert done.err.count("\n") == 1, done
+
+
+def test_more_replicas_than_micro_batches(run, replicas):
+    on = replicas(3, "--global-batch", 2)
+    on.ends(*(on.replica(number) for number in range(3)), code=2)
+    assert on.said().count("there is work for 2 of 3") == 3

@@ -59,20 +59,26 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
       loop_(trainer.loop),
       own_dp_(trainer.groups.dp),
       own_dp_cp_(trainer.groups.dp_cp),
-      steps_done_(start ? start->step : 0),
-      peers_(options.lighthouse, options.timeout / 2) {
+      steps_done_(start ? start->step : 0) {
     if (!trainer.step_states.empty())
         usage_error(
-            "--elastic on: not with --fp8 delayed, nor a bias that balances experts: their state is summed over ranks "
-            "after the update, when a step cannot be done again");
+            "--elastic on: not with state that ranks sum after the update, when a step cannot be done again: --fp8 "
+            "delayed, or a load that is balanced by a bias");
     trainer.loop = this;
+    together([&] {
+        try {
+            peers_.emplace(options.lighthouse, options.timeout / 2);
+            if (this_rank == 0) lighthouse_ = connect_to(options.lighthouse, 0);
+        } catch (const std::runtime_error& error) {
+            usage_error("--lighthouse {} (lighthouse.py prints what it must be)", error.what());
+        }
+    });
 }
 
 // ---- the lighthouse -------------------------------------------------------------------------------------------------
 
 int64_t Elastic::join() {
-    if (this_rank == 0) lighthouse_ = connect_to(options_.lighthouse, 0);
-    const std::vector<std::string> addresses = gather_words(peers_.address());
+    const std::vector<std::string> addresses = gather_words(peers_->address());
     const Watchdog::Pause others_start(*watchdog);
     next_ = ask({{"replica", options_.replica},
                  {"step", steps_done_},
@@ -120,9 +126,9 @@ json Elastic::ask(const json& line) const {
 }
 
 bool Elastic::vote() {
-    const bool complete = world_.sum(peers_.failure().empty() ? 0.0 : 1.0) == 0;
+    const bool complete = world_.sum(peers_->failure().empty() ? 0.0 : 1.0) == 0;
     const Watchdog::Pause others_vote(*watchdog);
-    next_ = ask({{"complete", complete}, {"why", peers_.failure()}});
+    next_ = ask({{"complete", complete}, {"why", peers_->failure()}});
     return next_.at("commit");
 }
 
@@ -132,7 +138,7 @@ void Elastic::meet() {
     const int64_t own = own_dp_->size();
     trainer_.groups.dp = std::make_shared<Coordinate>(place_of(options_.replica) * own + own_dp_->rank(),
                                                       int64_t(replicas_.size()) * own);
-    trainer_.groups.dp_cp = std::make_shared<Targets>(*own_dp_cp_, peers_);
+    trainer_.groups.dp_cp = std::make_shared<Targets>(*own_dp_cp_, *peers_);
 }
 
 void Elastic::connect() {
@@ -143,7 +149,7 @@ void Elastic::connect() {
         replicas_.push_back(replica);
         addresses.push_back(ranks.at(size_t(world_.rank())));
     }
-    peers_.connect(addresses, place_of(options_.replica), generation_);
+    peers_->connect(addresses, place_of(options_.replica), generation_);
     changed_ = true;
     if (replicas_ != before)
         trainer_.note(fmt::format("          from step {} on: replicas {}", next_.at("step").get<int64_t>(),
@@ -163,11 +169,11 @@ bool Elastic::heal() {
         receives = receives || !sends;
         store_.for_each_state([&](const Segment&, const char*, Tensor& state) {
             const int peer = place_of(sends ? to : from);
-            peers_.exchange(sends ? state : Tensor(), peer, sends ? Tensor() : state, peer);
+            peers_->exchange(sends ? state : Tensor(), peer, sends ? Tensor() : state, peer);
             bytes += state.bytes();
         });
     }
-    if (world_.sum(peers_.failure().empty() ? 0.0 : 1.0) > 0) return false;
+    if (world_.sum(peers_->failure().empty() ? 0.0 : 1.0) > 0) return false;
     if (!receives) return true;
     store_.states_changed();
     trainer_.note(fmt::format("          weights and states received: {} a rank in {:.2f} s",
@@ -191,8 +197,8 @@ void Elastic::gradients_ready(int64_t step) {
 
 void Elastic::sum_over_replicas() {
     const Span span("replicas", "comm");
-    for (const Tensor& gradients : store_.reduced_gradients()) peers_.all_reduce(gradients, Reduce::sum);
-    peers_.all_reduce(loss_, Reduce::sum);
+    for (const Tensor& gradients : store_.reduced_gradients()) peers_->all_reduce(gradients, Reduce::sum);
+    peers_->all_reduce(loss_, Reduce::sum);
 }
 
 // As Trainer::step begins.
@@ -210,7 +216,7 @@ void Elastic::repeat(int64_t step) {
 
 void Elastic::complete(StepReport& report) {
     if (report.mfu) *report.mfu *= double(own_dp_->size()) / double(trainer_.groups.dp->size());
-    report.comm_bytes["replicas.all_reduce"] = peers_.take_sent();
+    report.comm_bytes["replicas.all_reduce"] = peers_->take_sent();
     trainer_.groups.dp = own_dp_;
 }
 

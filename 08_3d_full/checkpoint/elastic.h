@@ -70,7 +70,7 @@ class Elastic : public RunControl, public MicroBatchLoop {
     const GroupPtr own_dp_, own_dp_cp_;  // inside this replica
     const int64_t steps_done_;
     Socket lighthouse_;  // on rank 0
-    TcpBackend peers_;
+    std::optional<TcpBackend> peers_;
     std::vector<int64_t> replicas_;  // that take part, in the order of their numbers
     int64_t generation_ = -1;
     nlohmann::json next_;   // what the lighthouse said last

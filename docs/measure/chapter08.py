@@ -1,6 +1,11 @@
 """Chapter 08: everything together; and README.md's table of all chapters."""
+import json
 import pathlib
+import re
+import subprocess
+import sys
 
+import programs
 from measure import show
 from style import ON_DEVICE as KINDS
 
@@ -67,6 +72,37 @@ def front(runs):
         print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
               f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
         (runs.folder / "front.jsonl").unlink()
+
+
+def elastic(runs):
+    """three replicas of tp 2 x pp 2; replica 1 is killed in step 30 and takes part again from step 60 on: who takes part,
+    the loss beside one rank's, bytes that rank 0 of replica 0 sends to others, seconds; fp64"""
+    flags = ("--layers 2 --heads 4 --hidden 32 --ffn 48 --seq-len 16 --micro-batch 1 --global-batch 12 --dtype fp64 "
+             "--steps 100").split()
+    one = runs.steps(1, "01_single_gpu", flags, "elastic_one.jsonl")
+    file = runs.folder / "elastic_0.jsonl"
+    runs.commands.append("python3 docs/measure.py 08_elastic")
+    if not file.exists():
+        lighthouse = subprocess.Popen([sys.executable, "08_3d_full/checkpoint/lighthouse.py", "--replicas", "3",
+                                       "--awaits", "1:60"], stdout=subprocess.PIPE, encoding="utf-8")
+        address = re.search(r"--lighthouse (\S+)", lighthouse.stdout.readline())[1]
+
+        def replica(number, *more):
+            return subprocess.Popen([*programs.mpirun(4), runs.programs / "08_3d_full", *flags, "--tp", "2", "--pp",
+                                     "2", "--elastic", "on", "--lighthouse", address, "--replica", str(number), *more],
+                                    env=programs.ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        live = [replica(0, "--metrics", file), replica(2)]
+        replica(1, "--inject", "kill:0:30").wait()
+        for process in (*live, replica(1), lighthouse):
+            assert process.wait() == 0
+    rows, replicas = [["step", "replicas", "loss", "one_rank", "sent_bytes", "step_s"]], ""
+    for line in map(json.loads, file.read_text("utf-8").splitlines()):
+        if line["event"] == "replicas":
+            replicas = " ".join(map(str, line["replicas"]))
+        if line["event"] == "step":
+            rows.append([line["step"], replicas, line["loss"], one[line["step"] - 1]["loss"],
+                         line["comm_bytes"]["replicas.all_reduce"], line["step_s"]])
+    return rows
 
 
 PRINTED = {"front": front, "08_zero3": zero3, "08_ranks": ranks, "08_ep": expert_parallel}
