@@ -257,25 +257,20 @@ TEST_CASE("what crosses the nodes: rings inside and across send n/L (M-1)/M each
     backend->ranks_per_node = L;
     const int64_t n = 4 * 240 * N;  // bytes
     Tensor x = numbers(DType::f32, n / 4, [](int64_t) { return 1; });
-    const auto crossed = [&](const Counting& counting) {
-        int64_t bytes = 0;
-        for (int to = 0; to < N; ++to) bytes += to / L != counting.rank() / L ? counting.sent_to[size_t(to)] : 0;
-        return bytes;
-    };
     Counting both(*backend), scattered(*backend), gathered(*backend), trees(*backend);
     hierarchical_all_reduce(both, x);
-    EXPECT_EVERYWHERE(crossed(both) == 2 * n / L * (M - 1) / M);
-    EXPECT_EVERYWHERE(both.sent - crossed(both) == 2 * n * (L - 1) / L);
+    EXPECT_EVERYWHERE(both.crossed(L) == 2 * n / L * (M - 1) / M);
+    EXPECT_EVERYWHERE(both.sent - both.crossed(L) == 2 * n * (L - 1) / L);
     hierarchical_reduce_scatter(scattered, x);
     hierarchical_all_gather(gathered, x);
     for (const Counting* each : {&scattered, &gathered}) {
-        EXPECT_EVERYWHERE(crossed(*each) == n / L * (M - 1) / M);
-        EXPECT_EVERYWHERE(each->sent - crossed(*each) == n * (L - 1) / L);
+        EXPECT_EVERYWHERE(each->crossed(L) == n / L * (M - 1) / M);
+        EXPECT_EVERYWHERE(each->sent - each->crossed(L) == n * (L - 1) / L);
     }
     tree_all_reduce(trees, x, 4 * 60);
-    EXPECT(int64_t(world().sum(double(crossed(trees)))) == 2 * n * (M - 1));
+    EXPECT(int64_t(world().sum(double(trees.crossed(L)))) == 2 * n * (M - 1));
     EXPECT(int64_t(world().sum(double(trees.sent))) == 2 * n * (N - 1));
-    EXPECT_EVERYWHERE(crossed(trees) <= 2 * n);  // as a parent of two in one tree and a leaf of the other
+    EXPECT_EVERYWHERE(trees.crossed(L) <= 2 * n);  // as a parent of two in one tree and a leaf of the other
 }
 
 TEST_CASE("two trees: every node has children in one of them at most, two or fewer, and the root is near") {

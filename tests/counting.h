@@ -31,6 +31,13 @@ class Counting : public Backend {
     std::vector<double> gather(const std::vector<double>& mine) override { return inner_.gather(mine); }
     std::vector<std::string> gather_text(const std::string& mine) override { return inner_.gather_text(mine); }
 
+    // Bytes to ranks of other nodes, of L ranks each.
+    int64_t crossed(int64_t L) const {
+        int64_t bytes = 0;
+        for (int to = 0; to < size(); ++to) bytes += to / L != rank() / L ? sent_to[size_t(to)] : 0;
+        return bytes;
+    }
+
     int64_t sent = 0, messages = 0;
     std::vector<int64_t> sent_to;  // by rank
     std::vector<int> given_nodes;

@@ -61,13 +61,16 @@ void put(Tensor to, const Tensor& from) { copy(to, from); }
 
 void hierarchical_all_reduce(Backend& group, const Tensor& x) {
     const Levels on = levels_of(group);
+    // tag::lab-across-nodes-all-reduce[]
     ring_reduce_scatter(on.inside, x);
     ring_all_reduce(on.across, segment(x, on.l, on.L));
     ring_all_gather(on.inside, x);
+    // end::lab-across-nodes-all-reduce[]
 }
 
 void hierarchical_reduce_scatter(Backend& group, const Tensor& x) {
     const Levels on = levels_of(group);
+    // tag::lab-across-nodes-reduce-scatter[]
     const Tensor parts = across_parts(group, on, x);
     for (int m = 0; m < on.M; ++m) {
         ring_reduce_scatter(on.inside, segment(x, m, on.M));  // the parts of node m's ranks
@@ -75,10 +78,12 @@ void hierarchical_reduce_scatter(Backend& group, const Tensor& x) {
     }
     ring_reduce_scatter(on.across, parts);
     put(segment(x, group.rank(), group.size()), segment(parts, on.m, on.M));
+    // end::lab-across-nodes-reduce-scatter[]
 }
 
 void hierarchical_all_gather(Backend& group, const Tensor& x) {
     const Levels on = levels_of(group);
+    // tag::lab-across-nodes-all-gather[]
     const Tensor parts = across_parts(group, on, x);
     put(segment(parts, on.m, on.M), segment(x, group.rank(), group.size()));
     ring_all_gather(on.across, parts);
@@ -86,6 +91,7 @@ void hierarchical_all_gather(Backend& group, const Tensor& x) {
         put(segment(x, m * on.L + on.l, group.size()), segment(parts, m, on.M));
         ring_all_gather(on.inside, segment(x, m, on.M));
     }
+    // end::lab-across-nodes-all-gather[]
 }
 
 // ---- two trees ------------------------------------------------------------------------------------------------------
