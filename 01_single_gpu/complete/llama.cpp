@@ -226,31 +226,54 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
     return x;
 }
 
-// finish: of the logits, (R, V).
-Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish) {
+// finish: of what the head multiplies, (R, E).
+Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish) {
     const auto norm = [this](Tape& t, const Var& in) { return rmsnorm(t, in, final_norm, config.norm_eps); };
     if (config.tied)
         return tied_unit.run(tape, head_unit.run(tape, x, norm), [this, finish](Tape& t, const Var& normed) {
-            Var scores = head(t, tensor_parallel->f(t, normed, head));
-            return finish(t, scores);
+            return finish(t, tensor_parallel->f(t, normed, head));
         });
     return head_unit.run(tape, x, [this, norm, finish](Tape& t, const Var& in) {
-        Var scores = head(t, tensor_parallel->f(t, norm(t, in), head));
-        return finish(t, scores);
+        return finish(t, tensor_parallel->f(t, norm(t, in), head));
     });
+}
+
+// --loss-chunk: forward and backward of a few rows after another, in the forward pass. So their logits are the only
+// ones that exist, and the gradients of x are kept in their place: E numbers per row, not V.
+Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch) {
+    const int64_t rows = x.data.rows(), chunk = options.loss_chunk;
+    const Unit& unit = config.tied ? tied_unit : head_unit;
+    if (tape.recording && unit.open_grads) unit.open_grads();
+    Tensor dx = tape.recording ? Tensor::like(x.data) : Tensor();
+    Var sum;
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+        const int64_t end = std::min(rows, begin + chunk);
+        Tape part{.recording = tape.recording};
+        Batch its = batch;
+        its.targets = batch.targets.element_slice(begin, {end - begin});
+        const Var in{.data = x.data.row_slice(begin, end)};
+        accumulate(sum.data, tensor_parallel->loss(part, head(part, in), its, *head.weights[0], loss_options).data);
+        part.backward();
+        if (Tensor to = dx ? dx.row_slice(begin, end) : Tensor()) copy(to, *in.grad);
+    }
+    tape.record([dx, grad = x.grad] { accumulate(*grad, dx); });
+    return sum;
 }
 
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
     Var x = hidden(tape, batch, input, chunk);
     if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
-    return run_head(tape, x, [this, batch](Tape& t, const Var& scores) {
+    return run_head(tape, x, [this, batch](Tape& t, const Var& normed) {
+        if (options.loss_chunk > 0 && options.loss_chunk < normed.data.rows() && !on_logits)
+            return loss_by_chunks(t, normed, batch);
+        const Var scores = head(t, normed);
         if (on_logits) on_logits(scores.data);
         return tensor_parallel->loss(t, scores, batch, *head.weights[0], loss_options);
     });
 }
 
 Var Llama::logits(Tape& tape, const Batch& batch) {
-    return run_head(tape, hidden(tape, batch, {}, 0), [](Tape&, const Var& scores) { return scores; });
+    return run_head(tape, hidden(tape, batch, {}, 0), [this](Tape& t, const Var& normed) { return head(t, normed); });
 }
 
 }  // namespace train70b

@@ -107,6 +107,7 @@ class Llama {
         double z_loss = 0;       // coefficient of the z-loss
         // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
         int64_t mup_base = 0;
+        int64_t loss_chunk = 0;  // rows of logits that exist at a time, in training; 0: all
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
     Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
@@ -148,7 +149,8 @@ class Llama {
   private:
     void apply_mup();
     Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
-    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish);
+    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish);
+    Var loss_by_chunks(Tape& tape, const Var& x, const Batch& batch);
 };
 
 }  // namespace train70b

@@ -35,10 +35,10 @@ std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
 Llama::Options TrainOptions::llama() const {
     const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).value;
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).value;
-    return {weights,        weights == DType::f64 ? weights : grads,
-            device_kind(),  recompute_of(recompute),
-            init_std,       z_loss,
-            mup.value_or(0)};
+    return {weights,         weights == DType::f64 ? weights : grads,
+            device_kind(),   recompute_of(recompute),
+            init_std,        z_loss,
+            mup.value_or(0), loss_chunk};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }

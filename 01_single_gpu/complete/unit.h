@@ -19,7 +19,9 @@ struct Unit {
     std::vector<Param*> params;     // in the order of the unit's flat buffer
     std::vector<Wrapper> wrappers;  // nested; the first is the outermost
     Unit* owner = nullptr;          // of the parameters, if that is another unit: then `params` is empty
-    bool inside = false;            // runs in the middle of the unit before it: FeedForward::inner_unit
+    // Empty, or makes sure that the gradients are there before the backward pass, for a pass that computes some earlier.
+    std::function<void()> open_grads;
+    bool inside = false;  // runs in the middle of the unit before it: FeedForward::inner_unit
 
     Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
 

@@ -33,6 +33,7 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
                               [this, pass = passes_.size()](Tape& tape, const Var& x, const Unit::Body& body) {
                                   return wrap(pass, tape, x, body);
                               });
+        if (!keeps_grads()) unit->open_grads = [this, &open = *flat] { make_unsharded_grads(open); };
         passes_.push_back(&*flat);
     }
     for (size_t end = passes_.size(); end > 0;) {
@@ -107,6 +108,10 @@ void Zero::free_params(FlatParam& flat) {
 void Zero::allocate_unsharded_grads(FlatParam& flat) {
     ++flat.open_passes;
     std::erase(ready_, &flat);
+    make_unsharded_grads(flat);
+}
+
+void Zero::make_unsharded_grads(FlatParam& flat) {
     if (flat.grads) return;
     flat.grads = Tensor({flat.padded}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
     fill(flat.grads, 0);

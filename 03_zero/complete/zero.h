@@ -103,6 +103,7 @@ class Zero : public ParamStore {
     void reshard(FlatParam& flat);             // when its last user has finished
     void free_params(FlatParam& flat);
     void allocate_unsharded_grads(FlatParam& flat);
+    void make_unsharded_grads(FlatParam& flat);  // unless there are some
     void unit_ready(size_t pass);
     void reduce_ready_units();
     void start_reduction(FlatParam& flat);

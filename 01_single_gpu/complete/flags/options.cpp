@@ -131,6 +131,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(train_dtype_names()));
     add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(train_dtype_names()));
     add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
+    add("--loss-chunk", o.loss_chunk,
+        "rows of logits at a time, with their gradients computed in the forward pass; 0: all of a micro-batch", count0);
     add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
     add("--attention", o.attention, "attention's kernels on a GPU; auto: cuDNN's where it has them, else our own",
         one_of(attention_names()));
