@@ -224,8 +224,10 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
 
     // Batch indices (3 x 4 bytes) and the end of the residual stream: the final norm's input, later its gradient.
     const double fixed = 3 * 4 + a * E;
-    // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms.
-    const double head = a * (2 * E + V) + norm;
+    // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms. By chunks:
+    // the logits of some of the rows, and the gradient of these once more.
+    const double part = std::min(1.0, double(divided.loss_chunk) / double(batch * seq_len));
+    const double head = a * (2 * E + (part > 0 && part < 1 ? part * double(V + c.hidden) : double(V))) + norm;
     // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
     // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.
     // Experts: d out while their outputs are still there; dh without them; dh and d gate_up without h.

@@ -147,6 +147,7 @@ std::vector<std::string> recompute_names();
 struct Division {
     int64_t tensor = 1;     // ranks over which heads, ffn and vocabulary are divided
     bool sequence = false;  // sequence parallelism: the rows of norms and residuals are divided as well
+    int64_t loss_chunk = 0;
 };
 // Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md; tests/01_memory.cpp checks
 // that the ledger agrees within 2%). dtype: of the activations.

@@ -110,6 +110,10 @@ void replicate(Param& param, int replica, int replicas) {
 TensorParallel::TensorParallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options)
     : ranks_(ranks), options_(options), init_std_(model.options.init_std) {
     if (ranks.size() == 1) return;
+    if (options.overlap && options.sequence_parallel && model.options.loss_chunk > 0)
+        usage_error(
+            "--loss-chunk {}: not with --tp-overlap on, whose product gathers the rows of other ranks (try off)",
+            model.options.loss_chunk);
     all_grads_ = group_of(ranks);
     if (options.sequence_parallel) norm_grads_ = all_grads_;
     if (model.has_embedding_matrix()) narrow_vocabulary(model.embed_tokens, ranks.rank(), ranks.size());

@@ -15,8 +15,9 @@ void print_tables(const Program& p, int64_t tp, const TensorParallelOptions& opt
     const std::string name =
         fmt::format("tp {}{}{}", tp, options.sequence_parallel ? ", sequence" : "", options.overlap ? ", overlap" : "");
     const int64_t n = tensor_parallel_elements(o.model, tp);
-    const ActivationFormula activations = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype,
-                                                             types.recompute, {tp, options.sequence_parallel});
+    const ActivationFormula activations =
+        activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
+                           {tp, options.sequence_parallel, types.loss_chunk});
     say(memory_table(fmt::format("bytes of rank {}: peak of the last step; below it the formula", p.world.rank()),
                      {{name,
                        step.peak,

@@ -13,8 +13,10 @@ ContextStep context_step(const TrainOptions& o, const Llama::Options& types, con
     ContextStep result{
         .sent = {sent("_ring.send_recv"), sent("_ulysses.all_to_all"), sent("_gather.")},
         .formula = context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype, types.recompute),
-        .activations_formula =
-            activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute).total / ranks.size()};
+        .activations_formula = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
+                                                  {.loss_chunk = types.loss_chunk * ranks.size()})
+                                   .total /
+                               ranks.size()};
     if (layout.gather && ranks.size() > 1)
         result.gather_formula = gather_memory({.batch = o.micro_batch,
                                                .chunk_len = o.seq_len / layout.granularity(),

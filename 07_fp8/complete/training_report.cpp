@@ -40,7 +40,8 @@ namespace {
 std::pair<int64_t, int64_t> formulas(const TrainOptions& o, Llama& model, int64_t tp, const Precision& precision) {
     const DType dtype = model.options.dtype;
     const Recompute recompute = model.options.recompute;
-    int64_t activations = activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total;
+    int64_t activations =
+        activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false, o.loss_chunk}).total;
     if (precision.fp8.recipe != "off") {
         const auto recipe = make_recipe(precision.fp8, 3, Device::cpu, Comm());
         activations = fp8_activations(o.model, o.micro_batch * o.seq_len, dtype, recompute, *recipe, tp);

@@ -20,7 +20,8 @@ Workload workload_of(const TrainOptions& options) {
             .global_batch = options.global_batch,
             .dtype = types.dtype,
             .grad_dtype = types.grad_dtype,
-            .recompute = types.recompute};
+            .recompute = types.recompute,
+            .loss_chunk = types.loss_chunk};
 }
 
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {

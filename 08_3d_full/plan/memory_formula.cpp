@@ -197,8 +197,12 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
     const auto larger = [&](double BlockBytes::*what) { return std::max(dense.*what, sparse.*what); };
     const double a = double(size_of(w.dtype)), rows = double(w.micro_batch * (w.seq_len / mesh.cp));
     const double complete = rows * a * double(c.hidden), hidden = sequence ? complete / double(mesh.tp) : complete;
-    const double logits = hidden + rows * a * double((c.vocab + mesh.tp - 1) / mesh.tp);  // and their input
-    const double head_work = complete * (sequence ? 2 : 1);
+    const double vocab = double((c.vocab + mesh.tp - 1) / mesh.tp), in_chunk = double(w.loss_chunk);
+    // Of a micro-batch, after its head's forward pass: the logits and their input; by chunks the gradient of that.
+    const bool chunks_loss = in_chunk > 0 && in_chunk < rows;
+    const double logits = chunks_loss ? complete : hidden + rows * a * vocab;
+    const double chunk_work = hidden + sequence * complete + in_chunk * a * (vocab + double(c.hidden));
+    const double head_work = chunks_loss ? hidden : complete * (sequence ? 2 : 1);
 
     // Unsharded bytes: of a parameter, in a block and elsewhere; of a gradient. Elements of units.
     const double other_param = config.zero.stage == 3 ? a : 0;
@@ -253,10 +257,12 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
         if (is_forward) {
             note(held + chunk.kept + complete, open + params + grad * reducing);
             held += chunk.kept + chunk.head * (logits + hidden);
+            if (chunk.head && chunks_loss)
+                note(held + chunk_work, open + (other_param + grad) * head + grad * reducing);
             continue;
         }
         if (step.pass == Pass::backward_weight) {
-            held -= chunk.pending + chunk.head * logits;
+            held -= chunk.pending + (chunk.head && !chunks_loss) * logits;
             if (--chunk.open > 0) continue;
             open -= chunk.unsharded;
             reducing = chunk.embedding ? embedding : block;
@@ -264,8 +270,8 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
         }
         if (chunk.head) {
             const double of_head = is_new ? (other_param + grad) * head + ahead + (c.tied ? 0 : next) : 0;
-            note(held + head_work + split * complete, open + of_head + grad * reducing);
-            held -= hidden + (split ? 0 : logits);
+            note(held + head_work + (split && !chunks_loss) * complete, open + of_head + grad * reducing);
+            held -= hidden + (split && !chunks_loss ? 0 : logits);
             if (!split) reducing = head;
         }
         if (!split) {  // the last block, when all of the chunk is still held

@@ -54,6 +54,8 @@ std::string NoiseScale::why_not() const {
     if (groups.tp->size() > model_.config.kv_heads)
         return fmt::format("with --tp {} and --kv-heads {} a rank's gradients of k_proj and v_proj are partial",
                            groups.tp->size(), model_.config.kv_heads);
+    if (model_.options.loss_chunk > 0 && groups.pp->size() > 1)
+        return "with --loss-chunk a pipeline's next micro-batch adds to the head's gradient early";
     if (global_batch_ == micro_batch_)
         return "the global batch is one micro-batch of one rank (try a smaller --micro-batch)";
     return "";

@@ -36,6 +36,7 @@ struct Workload {
     int64_t seq_len = 0, micro_batch = 1, global_batch = 0;  // tokens; sequences
     DType dtype = DType::bf16, grad_dtype = DType::f32;
     Recompute recompute = Recompute::none;
+    int64_t loss_chunk = 0;
 
     int64_t micro_batches(int64_t dp) const { return global_batch / (micro_batch * dp); }
 };
