@@ -95,8 +95,8 @@ def test_killed_at_30_and_back_at_60(run, replicas):
 
 
 def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
-    """Of 7 micro-batches one replica has 3 and the others 2, then one has all; half of the targets do not count."""
-    flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4]
+    """Of 7 micro-batches one replica has 3 and the others 2, then one has all; some targets do not count."""
+    flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4, "--document-token", 101, "--mask-document-ends", "on"]
     wanted = undisturbed(run, *flags)
     on = replicas(3, *flags, "--zero", 3, awaits=["0:9", "2:9"])
     live = on.replica(1, ranks=2)
@@ -108,6 +108,9 @@ def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
     assert on.members("1-1") in ([(1, [0, 1, 2]), (5, [1]), (9, [0, 1, 2])],  # seen together, or one after the other
                                  [(1, [0, 1, 2]), (5, [0, 1]), (5, [1]), (9, [0, 1, 2])],
                                  [(1, [0, 1, 2]), (5, [1, 2]), (5, [1]), (9, [0, 1, 2])])
+    targets = [[line["targets"] for line in programs.events(run.folder / f"{name}.jsonl", "step")]
+               for name in ("one", "1-1")]
+    assert targets[0] == targets[1] and len(set(targets[0])) > 3
     evaluated = {line["step"]: line["loss"] for line in programs.events(run.folder / "one.jsonl", "eval")}
     assert {line["step"]: pytest.approx(line["loss"], rel=1e-10)
             for line in programs.events(run.folder / "1-1.jsonl", "eval")} == evaluated

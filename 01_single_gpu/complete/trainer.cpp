@@ -89,7 +89,7 @@ StepReport Trainer::step(int64_t number) {
     for (RunControl* control : controls) control->before_step(number);
     for (StepState* state : step_states) state->begin_step();
     // tag::step[]
-    const double targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
+    const double& targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));
     Tensor loss =
         loop->forward_backward({micro_batches(number), [&](int64_t index) { return micro_batch(number, index); }});

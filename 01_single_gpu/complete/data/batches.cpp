@@ -109,7 +109,7 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
 }
 
 // tag::counts[]
-double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
+const double& Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
     counted_step_ = step;
     document_pairs_.clear();
     step_targets_ = double(sizes_->tokens(step));

@@ -42,8 +42,9 @@ class Batches {
     // Whether some targets are ignored (masks, --mask-document-ends), so that each step has another number of them.
     bool ignores_targets() const { return data_.has_masks() || options_.mask_document_ends; }
     // Call it before a step's first micro-batch: returns the targets of the global batch that are not ignored, which
-    // scale its loss. Where that depends on the data, one message sums them over the ranks that hold other tokens.
-    double begin_step(const Group& dp, const Group& dp_cp, int64_t step);
+    // scale its loss. Where that depends on the data, one message sums them over the ranks that hold other tokens. The
+    // next call changes the number: that of the same step, if it is done again.
+    const double& begin_step(const Group& dp, const Group& dp_cp, int64_t step);
 
     // Micro-batches per step and rank.
     int64_t count(const Group& dp, int64_t step) const { return count(dp.rank(), dp.size(), step); }
