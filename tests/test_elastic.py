@@ -163,7 +163,8 @@ def test_what_is_refused(run, flags, says):
     assert done.err.count("\n") == 1, done
 
 
-def test_more_replicas_than_micro_batches(run, replicas):
-    on = replicas(3, "--global-batch", 2)
+@pytest.mark.parametrize("flags", [["--global-batch", 2], ["--global-batch", 6, "--batch-ramp", "2:6:4"]])
+def test_more_replicas_than_micro_batches(replicas, flags):
+    on = replicas(3, *flags)
     on.ends(*(on.replica(number) for number in range(3)), code=2)
     assert on.said().count("there is work for 2 of 3") == 3

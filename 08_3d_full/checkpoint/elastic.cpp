@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "02_data_parallel/runtime/watchdog.h"
@@ -91,13 +92,17 @@ int64_t Elastic::join() {
 
 void Elastic::check_divisions(int64_t replicas) const {
     const TrainOptions& o = trainer_.options;
-    const int64_t parts = o.global_batch / (o.micro_batch * own_dp_->size());
-    if (parts < replicas)
-        usage_error("--global-batch {}: a replica has {} micro-batches at a time, so there is work for {} of {}",
-                    o.global_batch, own_dp_->size(), parts, replicas);
-    for (int64_t n = 1; n <= replicas; ++n)
-        for (const int64_t count : {parts / n, (parts + n - 1) / n})
-            pipeline_schedule(config_.pipeline, config_.mesh.pp, count);
+    std::set<int64_t> samples;  // of a step: several with --batch-ramp
+    for (int64_t step = 1; step <= o.steps; ++step) samples.insert(trainer_.batches.sizes().samples(step));
+    for (const int64_t batch : samples) {
+        const int64_t parts = batch / (o.micro_batch * own_dp_->size());
+        if (parts < replicas)
+            usage_error("--global-batch {}: a replica has {} micro-batches at a time, so there is work for {} of {}",
+                        batch, own_dp_->size(), parts, replicas);
+        for (int64_t n = 1; n <= replicas; ++n)
+            for (const int64_t count : {parts / n, (parts + n - 1) / n})
+                pipeline_schedule(config_.pipeline, config_.mesh.pp, count);
+    }
 }
 
 void Elastic::tell(const json& line) const {
