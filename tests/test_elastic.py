@@ -168,3 +168,15 @@ def test_more_replicas_than_micro_batches(replicas, flags):
     on = replicas(3, *flags)
     on.ends(*(on.replica(number) for number in range(3)), code=2)
     assert on.said().count("there is work for 2 of 3") == 3
+
+
+def test_one_stops_by_a_signal_and_the_others_go_on(run, replicas):
+    flags = ["--global-batch", 6, "--steps", 300]
+    on = replicas(2, *flags)
+    stops, goes_on = (on.replica(number, "--checkpoint-dir", f"c{number}") for number in range(2))
+    while not (run.folder / "0-1.jsonl").exists() or not on.losses("0-1"):
+        time.sleep(0.01)
+    stops.send_signal(signal.SIGUSR1)
+    on.ends(stops, goes_on, on.lighthouse)
+    assert 0 < int(next((run.folder / "c0").glob("step-*")).name[5:]) < 300
+    same(on.losses("1-1"), undisturbed(run, *flags), 1, 300)

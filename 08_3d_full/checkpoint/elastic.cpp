@@ -90,6 +90,12 @@ int64_t Elastic::join() {
     return next_.at("step");
 }
 
+void Elastic::Joining::finish() {
+    if (elastic.trainer_.steps_done() >= elastic.trainer_.last_step()) return elastic.tell({{"over", true}});
+    elastic.lighthouse_.reset();  // stopped by a signal: it leaves, and the others go on
+    elastic.peers_.reset();
+}
+
 void Elastic::check_divisions(int64_t replicas) const {
     const TrainOptions& o = trainer_.options;
     std::set<int64_t> samples;  // of a step: several with --batch-ramp

@@ -43,7 +43,7 @@ class Elastic : public RunControl, public MicroBatchLoop {
     struct Joining : RunControl {
         explicit Joining(Elastic& elastic) : elastic(elastic) {}
         int64_t first_step() override { return elastic.join(); }
-        void finish() override { elastic.tell({{"over", true}}); }
+        void finish() override;
         Elastic& elastic;
     } joining{*this};
 
