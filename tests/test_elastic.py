@@ -3,8 +3,11 @@ or takes part with other weights."""
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -96,7 +99,8 @@ def test_killed_at_30_and_back_at_60(run, replicas):
 
 def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
     """Of 7 micro-batches one replica has 3 and the others 2, then one has all; some targets do not count."""
-    flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4, "--document-token", 101, "--mask-document-ends", "on"]
+    flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4, "--val-fraction", 0.02]
+    flags += ["--document-token", 101, "--mask-document-ends", "on"]
     wanted = undisturbed(run, *flags)
     on = replicas(3, *flags, "--zero", 3, awaits=["0:9", "2:9"])
     live = on.replica(1, ranks=2)
@@ -117,7 +121,10 @@ def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
 
 
 def test_a_replica_that_hangs_is_left_out(run, replicas):
-    flags = ["--global-batch", 6, "--steps", 8]
+    """Samples are of a token shard: a thread reads them ahead, of a division that is not the next step's."""
+    tokens = random.Random(1).choices(range(256), k=20000)
+    (run.folder / "d.bin").write_bytes(struct.pack("<256i20000H", 20240520, 1, 20000, *[0] * 253, *tokens))
+    flags = ["--global-batch", 6, "--steps", 8, "--data", "d.bin"]
     wanted = undisturbed(run, *flags)
     on = replicas(3, *flags)
     live = [on.replica(number) for number in (0, 1)]
@@ -134,15 +141,15 @@ def test_a_replica_that_hangs_is_left_out(run, replicas):
 
 
 def test_from_checkpoints_of_different_steps_until_all_are_lost(run, replicas):
-    """Replica 1 has the newer one, from which replica 0 gets its weights."""
+    """Replica 1 has the newer one, from which replica 0 gets its states, and from these the weights of ZeRO-1."""
     flags = ["--global-batch", 6, "--steps", 9]
     wanted = undisturbed(run, *flags)
     for number, step in enumerate((2, 4)):
         run("08_3d_full", *SHAPE[:-2], *flags, "--checkpoint-dir", f"c{number}", "--stop-after", step)
-    on = replicas(2, *flags)
+    on = replicas(2, *flags, "--zero", 1)
     dies = ["--inject", "kill:0:8"]
-    on.ends(*(on.replica(number, "--checkpoint-dir", f"c{number}", "--resume", *dies) for number in (0, 1)),
-            code=-signal.SIGKILL)
+    on.ends(*(on.replica(number, "--checkpoint-dir", f"c{number}", "--resume", *dies, ranks=2) for number in (0, 1)),
+            code=128 + signal.SIGKILL)
     on.ends(on.lighthouse, code=1)
     for name in ("0-1", "1-1"):
         same(on.losses(name), wanted, 5, 7)
@@ -152,7 +159,7 @@ def test_from_checkpoints_of_different_steps_until_all_are_lost(run, replicas):
     "--elastic on": "needs --lighthouse HOST:PORT",
     "--replica 1": "need --elastic on",
     "--elastic on --lighthouse here --replica 0": "--lighthouse here: must be HOST:PORT",
-    "--elastic on --lighthouse 127.0.0.1:1 --replica 0": "--lighthouse 127.0.0.1:1: Connection refused",
+    "--elastic on --lighthouse 127.0.0.1:1 --replica 0 --elastic-timeout 1": "127.0.0.1:1: Connection refused",
     "--elastic on --lighthouse x:1 --replica 0 --zero 1": "--zero 1 shards states over the data-parallel ranks of a replica",
     "--elastic on --lighthouse x:1 --replica 0 --elastic-timeout 30": "must be below --comm-timeout, 30",
     "--elastic on --lighthouse x:1 --replica 0 --comm fake --fake-world 2": "not with --comm fake",
@@ -180,3 +187,67 @@ def test_one_stops_by_a_signal_and_the_others_go_on(run, replicas):
     on.ends(stops, goes_on, on.lighthouse)
     assert 0 < int(next((run.folder / "c0").glob("step-*")).name[5:]) < 300
     same(on.losses("1-1"), undisturbed(run, *flags), 1, 300)
+
+
+class Spoken:
+    """A replica that only talks to the lighthouse."""
+
+    def __init__(self, on, number, step=0, settings="same"):
+        host, port = on.address.split(":")
+        self.file = socket.create_connection((host, int(port)), 10).makefile("rw", encoding="utf-8")
+        self.says(replica=number, step=step, addresses=[f"here:{number}"], timeout=4, settings=settings)
+
+    def says(self, **words):
+        self.file.write(json.dumps(words) + "\n")
+        self.file.flush()
+
+    def hears(self):
+        line = self.file.readline()
+        return json.loads(line) if line else None
+
+
+def test_what_the_lighthouse_decides(replicas):
+    on = replicas(3)
+    strangers = [socket.create_connection(on.address.split(":"), 10) for _ in range(4)]
+    for stranger, words in zip(strangers, (b"GET / HTTP/1.1\r\n\r\n", b'["replica"]\n', b'{"replica": 1}\n')):
+        stranger.sendall(words)
+    twin = Spoken(on, 0, 4)
+    time.sleep(0.1)
+    first = Spoken(on, 0, 4)
+    assert twin.hears() is None
+    assert Spoken(on, 1, 4, "others").hears() is None
+    assert Spoken(on, 3, 4).hears() is None
+    three = [first, Spoken(on, 1, 2), Spoken(on, 2, 3)]
+    heard = [each.hears() for each in three]
+    assert heard[0] == heard[1] == heard[2]
+    assert (heard[0]["step"], heard[0]["heal"]) == (5, [[1, 0]])  # one at a time receives from one
+    for each in three:
+        each.says(complete=each is not three[1], why="lost")
+    assert [each.hears()["heal"] for each in three] == [[[1, 0]]] * 3
+    three[2].says(complete=True)
+    time.sleep(2.5)  # those that heal may take longer than the timeout
+    for each in three[:2]:
+        each.says(complete=True)
+    assert [each.hears()["heal"] for each in three] in ([[[2, 0]]] * 3, [[[2, 1]]] * 3)
+    three[0].says(complete=True)
+    three[2].says(complete=True)
+    said = [each.hears() for each in three]  # but not one that has no part in it
+    assert said[1] is None and said[0] == said[2]
+    assert (said[0]["generation"], [number for number, _ in said[0]["members"]], said[0]["heal"]) == (3, [0, 2], [])
+    for again in range(4):  # one that is always too late for the others
+        for each in (three[2], three[0]):
+            time.sleep(0.1)
+            each.says(complete=False, why="no byte")
+        said = [each.hears() for each in (three[2], three[0])]
+        assert not said[0]["commit"] and said[0]["step"] == 5, again
+    assert said[1] is None and [number for number, _ in said[0]["members"]] == [2]
+    back = Spoken(on, 0, 5)
+    time.sleep(0.3)  # until it is heard
+    three[2].says(complete=True)
+    assert three[2].hears()["heal"] == back.hears()["heal"] == [[0, 2]]  # though it says that it has seen this step
+    waits = Spoken(on, 1, 5)
+    three[2].says(over=True)
+    assert waits.hears() == three[2].hears() == {"over": True}
+    back.file.close()
+    three[2].file.close()
+    assert on.lighthouse.wait(10) == 0  # with a stranger still there

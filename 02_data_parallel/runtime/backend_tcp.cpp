@@ -29,6 +29,7 @@ Socket opened(int file, double seconds = 0) {
     const int on = 1;
     for (const int option : {SO_SNDTIMEO, SO_RCVTIMEO}) setsockopt(file, SOL_SOCKET, option, &limit, sizeof limit);
     setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(file, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     return Socket(new int(file), [](const int* open) {
         ::close(*open);
         delete open;
@@ -59,6 +60,10 @@ Socket connect_to(const std::string& address, double seconds) {
     Address to(address);
     const Socket socket = opened(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), seconds);
     if (::connect(*socket, to.get(), to.size) != 0) fail_with_errno(address);
+    const timeval never{};
+    setsockopt(*socket, SOL_SOCKET, SO_RCVTIMEO, &never, sizeof never);
+    for (const auto& [option, value] : {std::pair(TCP_KEEPIDLE, 10), {TCP_KEEPINTVL, 5}, {TCP_KEEPCNT, 4}})
+        setsockopt(*socket, IPPROTO_TCP, option, &value, sizeof value);  // a machine that has lost its power is noticed
     return socket;
 }
 

@@ -12,7 +12,8 @@
 namespace train70b {
 
 using Socket = std::shared_ptr<const int>;  // a file descriptor, which the last copy closes
-// To "HOST:PORT". Throws std::runtime_error, in one line, if nobody answers for so many seconds.
+// To "HOST:PORT". Throws std::runtime_error, in one line, if nobody answers for so many seconds; recv() then waits for
+// as long as that machine is on.
 Socket connect_to(const std::string& address, double seconds);
 
 class TcpBackend : public Backend {

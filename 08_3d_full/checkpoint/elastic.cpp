@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "02_data_parallel/runtime/watchdog.h"
@@ -64,12 +65,18 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
     if (!trainer.step_states.empty())
         usage_error(
             "--elastic on: not with state that ranks sum after the update, when a step cannot be done again: --fp8 "
-            "delayed, or a load that is balanced by a bias");
+            "delayed, or the load of a sparse model");
     trainer.loop = this;
     together([&] {
         try {
             peers_.emplace(options.lighthouse, options.timeout / 2);
-            if (this_rank == 0) lighthouse_ = connect_to(options.lighthouse, 0);
+            const double until = now_seconds() + options.timeout / 2;  // it may start at the same time
+            while (this_rank == 0 && !lighthouse_) try {
+                    lighthouse_ = connect_to(options.lighthouse, options.timeout / 2);
+                } catch (const std::runtime_error&) {
+                    if (now_seconds() > until) throw;
+                    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                }
         } catch (const std::runtime_error& error) {
             usage_error("--lighthouse {} (lighthouse.py prints what it must be)", error.what());
         }
@@ -82,6 +89,7 @@ int64_t Elastic::join() {
     const std::vector<std::string> addresses = gather_words(peers_->address());
     const Watchdog::Pause others_start(*watchdog);
     next_ = ask({{"replica", options_.replica},
+                 {"settings", settings()},
                  {"step", steps_done_},
                  {"addresses", addresses},
                  {"timeout", options_.timeout}});
@@ -94,6 +102,14 @@ void Elastic::Joining::finish() {
     if (elastic.trainer_.steps_done() >= elastic.trainer_.last_step()) return elastic.tell({{"over", true}});
     elastic.lighthouse_.reset();  // stopped by a signal: it leaves, and the others go on
     elastic.peers_.reset();
+}
+
+// What all replicas have in common.
+std::string Elastic::settings() const {
+    const TrainOptions& o = trainer_.options;
+    return json({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data), o.seed,
+                 o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr})
+        .dump();
 }
 
 void Elastic::check_divisions(int64_t replicas) const {
@@ -123,8 +139,9 @@ json Elastic::ask(const json& line) const {
     while (this_rank == 0 && !answer.ends_with('\n')) {
         const ssize_t count = recv(*lighthouse_, bytes, sizeof bytes, 0);
         if (count <= 0)
-            throw std::runtime_error(fmt::format("replica {} was left out, or the lighthouse at {} has ended",
-                                                 options_.replica, options_.lighthouse));
+            throw std::runtime_error(
+                fmt::format("replica {} was left out, as the lighthouse at {} says, or that has ended",
+                            options_.replica, options_.lighthouse));
         answer.append(bytes, size_t(count));
     }
     std::vector<double> letters(size_t(world_.max(double(answer.size()))));

@@ -56,6 +56,7 @@ class Elastic : public RunControl, public MicroBatchLoop {
     int place_of(int64_t replica) const;  // among those that take part
     bool heal();                          // gives or receives weights and states
     void check_divisions(int64_t replicas) const;
+    std::string settings() const;
     void sum_over_replicas();
     void repeat(int64_t step);
     void tell(const nlohmann::json& line) const;           // rank 0, to the lighthouse

@@ -24,7 +24,7 @@ class Replica:
 
     def __init__(self, joins, writer):
         self.number, self.step = int(joins["replica"]), int(joins["step"])
-        self.addresses, self.timeout = joins["addresses"], float(joins["timeout"])
+        self.addresses, self.timeout, self.settings = joins["addresses"], float(joins["timeout"]), joins["settings"]
         self.writer, self.vote = writer, None
 
     def send(self, message):
@@ -40,13 +40,15 @@ class Lighthouse:
         self.step, self.generation, self.heal = 0, 0, []  # the last step done; of connections; [(replica, from)]
         self.deadline, self.end, self.round = None, asyncio.Event(), []  # round: the members it began with
         self.code = None  # 0 once a replica has finished, 1 when all are lost
+        self.last, self.again = None, 0  # who has voted last; how often this step was done again
 
     async def serve(self, reader, writer):
         """A replica's connection, from its beginning to its end."""
         replica = None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(Exception, asyncio.CancelledError):  # strangers may send anything
             replica = Replica(json.loads(await reader.readline()), writer)
             if self.code is None:
+                self.check(replica)
                 for old in (self.members, self.joining):
                     self.leaves(old.get(replica.number), "it joins again")
                 self.joining[replica.number] = replica
@@ -54,15 +56,26 @@ class Lighthouse:
             elif self.code == 0:
                 replica.send({"over": True})
             while self.code != 1 and (line := await reader.readline()):
-                replica.vote = json.loads(line)
+                replica.vote, self.last = json.loads(line), replica
                 self.code = 0 if "over" in replica.vote else self.code
-                replica.send({"over": True}) if self.code == 0 else self.consider()
+                if self.code == 0:
+                    for each in (replica, *self.joining.values()):
+                        each.send({"over": True})
+                else:
+                    self.consider()
         self.leaves(replica, "its connection is closed")
         writer.close()
 
+    def check(self, replica):
+        others = [each for each in (*self.members.values(), *self.joining.values()) if each.number != replica.number]
+        if replica.number >= self.replicas or any(each.settings != replica.settings for each in others):
+            print(f"replica {replica.number} is refused: numbers are 0 to {self.replicas - 1}; model, layout, data, "
+                  "seed, steps, batch and learning rate those of the others", flush=True)
+            raise ValueError
+
     def leaves(self, replica, why):
         if replica and self.joining.get(replica.number) is replica:
-            del self.joining[replica.number]
+            self.joining.pop(replica.number).writer.close()
         if not replica or self.members.get(replica.number) is not replica:
             return
         del self.members[replica.number]
@@ -88,20 +101,29 @@ class Lighthouse:
             here = self.members.keys() | self.joining.keys()
             if step and any(at == self.step + 2 and each not in here for each, at in self.awaited.items()):
                 return  # until it joins
+            self.again = 0 if complete else self.again + 1
+            if self.again > 3 and self.last in self.members.values() and len(self.members) > 1:
+                self.again = 0
+                return self.leaves(self.last, "it has voted last, and the sums have failed four times")
             self.step += step
-            for each in self.members.values():
-                each.step = self.step if complete else each.step
+            for number, each in self.members.items():
+                if step or complete and number in dict(self.heal):
+                    each.step = self.step
             why = sorted({vote["why"] for vote in votes if vote.get("why")})
             if not complete:
                 print(f"step {self.step + 1} again: {', '.join(why)}", flush=True)
             self.begin(step, complete)
-        elif any(votes) and not self.deadline and not (self.heal and complete):  # one heals as long as it takes
+        elif any(votes) and not self.deadline:
             seconds = max(each.timeout for each in self.members.values()) / 2
             self.deadline = asyncio.get_running_loop().call_later(seconds, self.too_late, seconds)
 
     def too_late(self, seconds):
-        for each in [each for each in self.members.values() if not each.vote]:
-            self.leaves(each, f"it has not voted {seconds:g} s after the first")
+        self.deadline = None
+        voted = {number for number, each in self.members.items() if each.vote}
+        pairs = [{*pair} for pair in self.heal if not voted & {*pair} and {*pair} <= self.members.keys()]
+        for number in self.members.keys() - voted - set().union(*pairs):  # two that heal have all the time they need
+            self.leaves(self.members[number], f"it has not voted {seconds:g} s after the first")
+        self.consider() if self.code is None else None
 
     def begin(self, commit, complete=True):
         if self.deadline:
@@ -109,14 +131,17 @@ class Lighthouse:
         self.deadline = None
         before = list(self.members.items())
         for number in [n for n in self.joining if not before or self.awaited.get(n, 0) <= self.step + 1]:
-            self.members[number] = self.joining.pop(number)
+            each = self.joining.pop(number)
+            if self.step > 0 and any(known.step == self.step for known in self.members.values()):
+                each.step = -1  # of this step, too, its weights may be of another run: one replica's are all that count
+            self.members[number] = each
         if not complete or before != self.round or before != list(self.members.items()):
             self.generation += 1
             print(f"from step {self.step + 1} on: replicas {sorted(self.members)}", flush=True)
         self.round = list(self.members.items())
         behind = [n for n, each in self.round if each.step != self.step]
         sources = [n for n, each in self.round if each.step == self.step]
-        self.heal = [(n, sources[i % len(sources)]) for i, n in enumerate(behind)]
+        self.heal = list(zip(behind, sources))  # the rest of them in the next round
         for _, each in self.round:
             each.vote = None
             each.send({"commit": commit, "step": self.step + 1, "generation": self.generation, "heal": self.heal,
@@ -132,11 +157,12 @@ def awaited(text):
 
 async def run(options):
     lighthouse = Lighthouse(options.replicas, options.awaits)
-    async with await asyncio.start_server(lighthouse.serve, options.host, options.port) as server:
-        host, port = server.sockets[0].getsockname()[:2]
-        print(f"lighthouse: add --elastic on --lighthouse {host}:{port} --replica N, of 0 to {options.replicas - 1}",
-              flush=True)
-        await lighthouse.end.wait()
+    # Without `async with`, which waits until everybody has left, strangers too.
+    server = await asyncio.start_server(lighthouse.serve, options.host, options.port, limit=1 << 24)
+    host, port = server.sockets[0].getsockname()[:2]
+    print(f"lighthouse: add --elastic on --lighthouse {host}:{port} --replica N, of 0 to {options.replicas - 1}",
+          flush=True)
+    await lighthouse.end.wait()
     return lighthouse.code
 
 
@@ -153,8 +179,8 @@ def main():
         parser.error(f"--replicas {options.replicas}: must be at least 1")
     try:
         sys.exit(asyncio.run(run(options)))
-    except OSError as error:
-        parser.error(f"--host {options.host} --port {options.port}: {error.strerror}")
+    except (OSError, OverflowError) as error:
+        parser.error(f"--host {options.host} --port {options.port}: {getattr(error, 'strerror', error)}")
 
 
 if __name__ == "__main__":
