@@ -19,7 +19,8 @@ void add_elastic_flags(Flags& flags, ElasticOptions& o) {
     flags.add_switch("--elastic", o.on, "this run is one of several replicas, which may leave and come back");
     flags.add("--lighthouse", o.lighthouse, "HOST:PORT of 08_3d_full/checkpoint/lighthouse.py").default_text("");
     flags.add("--replica", o.replica, "the number of this replica", integer_from(0)).default_text("");
-    flags.add("--elastic-timeout", o.timeout, "seconds of silence after which a replica is left out",
+    flags.add("--elastic-timeout", o.timeout,
+              "seconds of silence after which a replica is left out; in a sum, half of them",
               real_number(0, 1e6, false));
 }
 
@@ -85,7 +86,7 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
 
 // ---- the lighthouse -------------------------------------------------------------------------------------------------
 
-int64_t Elastic::join() {
+int64_t Elastic::first_step() {
     const std::vector<std::string> addresses = gather_words(peers_->address());
     const Watchdog::Pause others_start(*watchdog);
     next_ = ask({{"replica", options_.replica},
@@ -94,14 +95,13 @@ int64_t Elastic::join() {
                  {"addresses", addresses},
                  {"timeout", options_.timeout}});
     check_divisions(next_.at("replicas"));
-    meet();
     return next_.at("step");
 }
 
-void Elastic::Joining::finish() {
-    if (elastic.trainer_.steps_done() >= elastic.trainer_.last_step()) return elastic.tell({{"over", true}});
-    elastic.lighthouse_.reset();  // stopped by a signal: it leaves, and the others go on
-    elastic.peers_.reset();
+void Elastic::finish() {
+    if (trainer_.steps_done() >= trainer_.last_step()) return tell({{"over", true}});
+    lighthouse_.reset();  // stopped by a signal: it leaves, and the others go on
+    peers_.reset();
 }
 
 // What all replicas have in common.

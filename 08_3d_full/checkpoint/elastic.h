@@ -28,30 +28,24 @@ void add_elastic_flags(Flags& flags, ElasticOptions& options);
 void check_elastic(const ElasticOptions& options, const Program& program, const ParallelConfig& config);
 
 // Construct it when the trainer has its roles, before allocate(); everything must outlive it. As a control it stands
-// behind what changes gradients and before what reads them, and `joining` behind what restores weights.
+// behind what changes gradients and before what reads them.
 class Elastic : public RunControl, public MicroBatchLoop {
   public:
     Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, const Comm& world,
             const ParallelConfig& config, const std::optional<Manifest>& start);
 
+    int64_t first_step() override;  // joins, and waits for the others
     void before_step(int64_t step) override;
     void gradients_ready(int64_t step) override;
     void complete(StepReport& report) override;
+    void finish() override;
     Tensor forward_backward(const MicroBatches& batches) override { return loss_ = loop_->forward_backward(batches); }
     Tensor forward_only(const Batch& batch) override { return loop_->forward_only(batch); }
 
-    struct Joining : RunControl {
-        explicit Joining(Elastic& elastic) : elastic(elastic) {}
-        int64_t first_step() override { return elastic.join(); }
-        void finish() override;
-        Elastic& elastic;
-    } joining{*this};
-
   private:
     struct Targets;
-    int64_t join();  // waits for the others; the first step
-    bool vote();     // whether to update
-    void meet();     // the replicas of the next step; heals those that are behind
+    bool vote();  // whether to update
+    void meet();  // the replicas of the next step; heals those that are behind
     void connect();
     int place_of(int64_t replica) const;  // among those that take part
     bool heal();                          // gives or receives weights and states

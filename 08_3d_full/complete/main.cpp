@@ -33,7 +33,6 @@ static void program(int argc, char** argv) {
     }
     controls.insert(controls.begin(), &inject);  // its gradients are those that the others see
     controls.insert(controls.end(), {&replicas, &checkpoints});
-    if (elastic) controls.push_back(&elastic->joining);
     p.allocate();
     say_ramps(flags.ramps);
     say_layout(p, composed, config);
