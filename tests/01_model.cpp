@@ -118,6 +118,29 @@ TEST_CASE("recomputation changes no bit of any gradient, in fp32, bf16 and fp64"
         }
 }
 
+TEST_CASE("the loss by chunks of rows: loss, z-loss and all gradients as of all rows at once; in evaluation none") {
+    for (const bool tied : {false, true}) {
+        LlamaConfig config = families()[0].config;
+        config.tied = tied;
+        const Tokens data;
+        std::vector<double> whole;
+        for (const int64_t chunk : {0, 1, 3, 100}) {
+            INFO("tied " << tied << ", chunks of " << chunk);
+            Llama model(config, {.dtype = DType::f64, .grad_dtype = DType::f64, .z_loss = 0.1, .loss_chunk = chunk});
+            model.materialize(3);
+            Tape silent{.recording = false};
+            std::vector<double> got = read(model.forward(silent, data.batch()).data);
+            for (const Param* param : model.params()) EXPECT(total_squares({param->grad}) == 0);
+            Tape tape;
+            for (const double loss : read(model.forward(tape, data.batch()).data)) got.push_back(loss);
+            tape.backward();
+            for (const Param* param : model.params()) std::ranges::copy(values(param->grad), std::back_inserter(got));
+            if (chunk == 0) whole = got;
+            EXPECT(distance(got, whole) <= 1e-13);
+        }
+    }
+}
+
 TEST_CASE("what is made again: pointwise runs attention once a block, selective and full twice; products only full") {
     const Tokens data;
     const auto calls = [&](Recompute level) {
