@@ -1,6 +1,7 @@
 // What no training run shows, measured by itself: docs/measure.py and docs/measure_node.py run it.
 //
 //     mpirun -np 2 test_measure all-reduce    every algorithm by the size of the message (--largest-mb, --csv FILE)
+//     test_measure simulated --cluster FILE   the same on a cluster file's idle links, as --simulate has them
 //     mpirun -np 4 test_measure attention     what rounding does to attention over several ranks
 //     test_measure rounding                   what rounding to 8 bits does to one product
 //     test_measure products --fp8 current     TFLOP/s of a layer's products in bf16 and in 8 bits: on a GPU
@@ -12,6 +13,7 @@
 #include "02_data_parallel/runtime/program.h"
 #include "07_fp8/complete/compose.h"
 #include "07_fp8/complete/flags.h"
+#include "08_3d_full/plan/network.h"
 #include "tests/attention_error.h"
 #include "tests/product_errors.h"
 
@@ -100,6 +102,20 @@ Table all_reduce_table(const Comm& ranks, Device device, const std::vector<int64
         }
     }
     ranks.use(before);
+    return table;
+}
+
+Table simulated_table(ClusterModel cluster, const std::vector<int64_t>& sizes) {
+    Table table("all-reduce on " + cluster.name, {"bytes", Column("algorithm").left(), "seconds"});
+    std::vector<int64_t> ranks(size_t(cluster.devices()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    for (const int64_t bytes : sizes)
+        for (const char* algorithm : {"ring", "hierarchical", "tree"}) {
+            cluster.all_reduce = algorithm;
+            const Network network(cluster, cluster.devices());
+            const Transfer transfer = network.transfer({.operation = "all_reduce", .bytes = bytes}, ranks, 0);
+            table.row({bytes, algorithm, fmt::format("{:.6g}", network.seconds_alone(transfer))});
+        }
     return table;
 }
 
@@ -213,24 +229,28 @@ Table time_table(const std::vector<ProductTimes>& times, const std::string& reci
 }
 
 void program(int argc, char** argv) {
-    if (argc < 2) usage_error("test_measure: all-reduce, attention, rounding or products?");
+    if (argc < 2) usage_error("test_measure: all-reduce, simulated, attention, rounding or products?");
     const std::string what = argv[1];
     Program p("Measurements that no training run makes", "");
     OptionalOutput csv{"--csv"};
+    std::string cluster;
     int64_t largest_mb = 64;
     Precision precision;
     p.flags.group("Output");
     p.flags.add_output(csv, "FILE.csv: write the table of all-reduce algorithms");
+    p.flags.add_input("--cluster", cluster, "FILE.json: of `simulated`");
     p.flags.add("--largest-mb", largest_mb, "largest message of the table of all-reduce algorithms, in MiB",
                 integer_from(1, 1 << 14));
     add_fp8_flags(p.flags, precision.fp8, precision.optimizer);
     p.connect(argc - 1, argv + 1);
     csv.open();
     const Device device = p.options.device_kind();
-    if (what == "all-reduce") {
+    if (what == "all-reduce" || what == "simulated") {
         std::vector<int64_t> sizes;
         for (int64_t bytes = 1 << 10; bytes <= largest_mb << 20; bytes *= 4) sizes.push_back(bytes);
-        const Table table = all_reduce_table(p.world.split([](int) { return 0; }, "dp"), device, sizes);
+        const Table table = what == "simulated"
+                                ? simulated_table(read_cluster(cluster_path(cluster), "--cluster"), sizes)
+                                : all_reduce_table(p.world.split([](int) { return 0; }, "dp"), device, sizes);
         say(table);
         csv.write(table.csv());
     } else if (what == "attention") {
@@ -244,7 +264,7 @@ void program(int argc, char** argv) {
                 times.push_back(time_products(device, precision.fp8, rows, size, size));
         say(time_table(times, precision.fp8.recipe));
     } else {
-        usage_error("test_measure {}: is none of all-reduce, attention, rounding, products (on a GPU)", what);
+        usage_error("test_measure {}: is none of all-reduce, simulated, attention, rounding, products (on a GPU)", what);
     }
     p.finish();
 }

@@ -154,18 +154,29 @@ Transfer Network::collective(const CommCall& call, const Group& group) const {
         algorithms.push_back({name, rounds * (N - 1 - far), rounds * far, 0,
                               [w, alone](double k) { return alone ? w : w * (k - 1) / k; }, [w](double) { return w; }});
     };
+    // across_nodes.h. times: 2 for an all-reduce. What a rank sends inside its node comes before or after what it
+    // sends to others.
+    const auto hierarchical = [&](double times, double rings_inside) {
+        const double L = double(group.largest_node), across = times * n * (M - 1) / M;
+        if (L * M != N) usage_error("--all-reduce hierarchical: nodes with {} ranks of a group, and with fewer", L);
+        algorithms.push_back({"hierarchical", rings_inside * (L - 1), times * (M - 1),
+                              times * n * (L - 1) / L / near.bytes_per_s, [](double) { return 0; },
+                              [across](double) { return across; }});
+    };
+    const bool levels = !gpu && !alone && cluster_.all_reduce == "hierarchical";
     if (call.operation == "all_reduce") {
-        ring("ring", 2 * n * (N - 1) / N, 2);
+        const bool trees = !gpu && cluster_.all_reduce == "tree";
+        if (!trees) levels ? hierarchical(2, 2) : ring("ring", 2 * n * (N - 1) / N, 2);
         // Every node but the roots sends n up and 2 n down over both trees; with two or three nodes there is less.
-        const double tree = 2 * n * std::min(1.0, M / 4);
-        const double inside = 2 * double(group.largest_node - 1), levels = 2 * log2_up(int64_t(M));
-        if (gpu)
-            algorithms.push_back({"tree", inside, levels, 0, [n](double k) { return k > 1 ? 2 * n * kTreeBytes : 0; },
-                                  [tree](double) { return tree * kTreeBytes; }});
+        const double tree = 2 * n * std::min(1.0, M / 4), more = gpu ? kTreeBytes : 1;
+        const double inside = 2 * double(group.largest_node - 1), up_and_down = 2 * log2_up(int64_t(M));
+        if (gpu || trees)
+            algorithms.push_back({"tree", inside, up_and_down, 0, [=](double k) { return k > 1 ? 2 * n * more : 0; },
+                                  [=](double) { return tree * more; }});
         const bool whole_nodes =
             group.largest_node * int64_t(group.nodes.size()) == group.size && group.largest_node > 1;
         if (gpu && cluster_.nvls && whole_nodes)
-            algorithms.push_back({alone ? "NVLS" : "NVLS and tree", 0, levels, kNvlsSeconds,
+            algorithms.push_back({alone ? "NVLS" : "NVLS and tree", 0, up_and_down, kNvlsSeconds,
                                   [n](double k) { return kNvlsBytes * n * (k + 1) / k; },
                                   [tree](double) { return tree; }});
     } else if (call.operation == "all_to_all") {
@@ -175,7 +186,7 @@ Transfer Network::collective(const CommCall& call, const Group& group) const {
         ring("ring", n, 1);
     } else {
         CHECK(call.operation == "all_gather" || call.operation == "reduce_scatter", "{}", call.operation);
-        ring("ring", n * (N - 1) / N, 1);
+        levels ? hierarchical(1, M) : ring("ring", n * (N - 1) / N, 1);
     }
 
     // The fastest on idle links. Of a protocol all bytes are the same multiple.

@@ -113,7 +113,7 @@ SimulatedStep simulate_step(const Recording& recording, const ClusterModel& clus
                           .host_s = cluster.device.host_s,
                           .streams = cluster.device.streams,
                           .cores = cluster.cores,
-                          .ranks_per_node = cluster.gpus_per_node};
+                          .ranks_per_node = cluster.one_machine ? recording.ranks : cluster.gpus_per_node};
     for (int link = 0; link < network->links(); ++link) model.links.push_back(network->bytes_per_s(link));
     return simulate_step(recording, model, options);
 }

@@ -60,6 +60,7 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
     TrainOptions& options = program.options;
     options.dry_run = true;
     ClusterModel& cluster = simulate.cluster = read_cluster(cluster_path(simulate.cluster_file), "--simulate");
+    cluster.all_reduce = program.comm.all_reduce;
     DeviceModel& device = cluster.device;
     if (!simulate.device_csv.empty()) read_device_csv(simulate.device_csv, "--device-csv", device);
     const int64_t nodes = (ranks + cluster.gpus_per_node - 1) / cluster.gpus_per_node;

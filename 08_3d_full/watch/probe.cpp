@@ -154,7 +154,9 @@ std::string probe_links(const Comm& world, Device device) {
         MeasuredLink link;
         if (group.size() > 1) link = measure_link(group, device);
         const std::vector<double> rates = world.gather({link.bytes_per_s}), latencies = world.gather({link.seconds});
-        if (group.size() > 1) file[key] = {{"bytes_per_s", std::round(median(rates))}, {"seconds", median(latencies)}};
+        const double shares = device == Device::cpu && key == std::string("rail") ? double(per_node) : 1;  // of a rail
+        if (group.size() > 1)
+            file[key] = {{"bytes_per_s", std::round(shares * median(rates))}, {"seconds", median(latencies)}};
     };
     measure(device == Device::cpu ? "host" : "nvlink", node);
     measure("rail", across);

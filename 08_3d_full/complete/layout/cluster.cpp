@@ -112,12 +112,14 @@ ClusterModel from_json(const json& file, const std::string& where) {
     if (keys.has("oversubscription")) cluster.oversubscription = keys.real("oversubscription", 1, 1000);
     cluster.host = read_link(keys, "host");
     if (keys.has("cores")) cluster.cores = keys.integer("cores", 100000);
+    cluster.one_machine = keys.flag("one_machine", false);
     keys.refuse_others();
     const bool nvlink = cluster.nvlink.bytes_per_s > 0, rail = cluster.rail.bytes_per_s > 0;
     if (cluster.nodes > 1 && !rail) keys.refuse("rail", fmt::format("is missing: {} nodes", cluster.nodes));
     if (cluster.gpus_per_node > 1 && !nvlink && !(cluster.host.bytes_per_s > 0))
         keys.refuse("nvlink", fmt::format("is missing, and host: {} devices in a node", cluster.gpus_per_node));
     if (cluster.nvls && !nvlink) keys.refuse("nvls", "needs nvlink");
+    if (cluster.one_machine && !cluster.cores) keys.refuse("one_machine", "needs cores");
     for (const char* key : {"rails", "oversubscription"})
         if (!rail && keys.has(key)) keys.refuse(key, "needs rail");
     DeviceModel& device = cluster.device;

@@ -22,7 +22,9 @@ struct ClusterModel {
     int64_t rails = 8;            // adapters per node
     double oversubscription = 1;  // of the network above a node's adapters
     int64_t cores = 0;            // CPU ranks: cores of a node that its ranks share; 0: every rank has its own device
+    bool one_machine = false;     // the nodes are parts of one machine: all ranks share these cores
     Link host;                    // of one rank through host memory: messages of MPI, sums of host numbers
+    std::string all_reduce;       // CPU ranks: --all-reduce of the run, not of the file
 
     int64_t devices() const { return nodes * gpus_per_node; }
 };
