@@ -128,26 +128,55 @@ def all_reduce(rows):
 
 
 def nodes(rows):
-    looks = {"ring": (style.BLUE, "o"), "hierarchical": (style.GREEN, "^"), "tree": (style.RED, "s")}
+    looks = {"ring": (style.BLUE, "o", "-"), "hierarchical": (style.GREEN, "^", "--"), "tree": (style.RED, "s", ":")}
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(1, 1.1))
-    for algorithm, (colour, marker) in looks.items():
+    for algorithm, (colour, marker, line) in looks.items():
         mine = [row for row in rows if row["algorithm"] == algorithm]
         fast = [row for row in mine if row["mbit_per_s"] == "800"]
-        axes[0].loglog(numbers(fast, "bytes"), numbers(fast, "seconds", 1e3), color=colour, marker=marker, ms=5, lw=1.4,
-                       label=algorithm, base=2)
+        axes[0].loglog(numbers(fast, "bytes"), numbers(fast, "seconds", 1e3), marker, color=colour, ms=6, base=2,
+                       label=algorithm)
+        axes[0].loglog(numbers(fast, "bytes"), numbers(fast, "simulated_s", 1e3), line, color=colour, base=2)
         for place, row in enumerate(row for row in mine if row["bytes"] == str(4 << 20)):
             at = place + 0.27 * (list(looks).index(algorithm) - 1)
             axes[1].plot(at, 1e3 * float(row["seconds"]), marker, color=colour, ms=8)
-            axes[1].plot([at - 0.12, at + 0.12], [1e3 * float(row["computed_s"])] * 2, color="black", lw=1.6)
+            axes[1].plot([at - 0.12, at + 0.12], [1e3 * float(row["simulated_s"])] * 2, color="black", lw=1.6)
     axes[0].set_xticks([2**10, 2**14, 2**18, 2**22], ["1 KiB", "16 KiB", "256 KiB", "4 MiB"])
     axes[0].set(ylabel="ms", xlabel="message", title="800 Mbit/s")
     axes[0].set_yscale("log", base=10)
     axes[0].legend(fontsize=9)
     axes[1].set_yscale("log")
     axes[1].set_xticks(range(3), ["800", "200", "80"])
-    axes[1].set(xlabel="link (Mbit/s)", title="4 MiB; lines: bytes of the busiest node / rate")
-    figure.suptitle("Three nodes of two ranks: the tree is first with small messages, rings in two levels with large",
+    axes[1].set(xlabel="link (Mbit/s)", ylabel="ms", title="4 MiB")
+    figure.suptitle("Three nodes of two ranks: the tree is first with small messages, rings in two levels with large\n"
+                    f"(marks: measured; lines: simulated, {median_error(rows, 'seconds'):.0f}% off in the median)",
                     fontsize=11)
+    return figure
+
+
+def median_error(rows, measured):
+    """In percent, of what is simulated."""
+    return 100 * statistics.median(abs(float(row["simulated_s"]) / float(row[measured]) - 1)
+                                   for row in rows if row["simulated_s"])
+
+
+def steps_on_nodes(rows):
+    panels = groups(rows, "mbit_per_s")
+    figure, axes = plt.subplots(1, len(panels), figsize=(9, 4.2), sharey=True)
+    for axis, (rate, mine) in zip(axes, panels.items()):
+        places = range(len(mine))
+        axis.semilogx(numbers(mine, "measured_s"), places, "o", color=style.CYAN, ms=9, label="measured")
+        axis.plot(numbers(mine, "simulated_s"), places, "|", color="black", ms=15, mew=2, label="simulated")
+        axis.set_yticks(places, [row["layout"] for row in mine], fontsize=9)
+        ticks = [0.1, 0.2, 0.5, 1, 2, 5]
+        axis.set_xticks(ticks, ticks)
+        axis.set(xlabel="a step (s)", title=f"{rate} Mbit/s", xlim=(0.1, 5))
+        axis.grid(axis="x", lw=0.4)
+    axes[0].invert_yaxis()
+    axes[-1].legend(fontsize=9)
+    across, inside = (float(row["measured_s"]) for layout in ("tp across the nodes", "tp in the nodes, dp across")
+                      for row in panels["200"] if row["layout"] == layout)
+    figure.suptitle(f"tp across nodes is {across / inside:.0f} times as slow as inside at 200 Mbit/s; the simulator is "
+                    f"{median_error(rows, 'measured_s'):.0f}% off in the median", fontsize=11)
     return figure
 
 
@@ -499,7 +528,7 @@ PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_a
             "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
             "05_measured": measured_schedules, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
-            "08_mesh": mesh_on_nodes, "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
+            "08_mesh": mesh_on_nodes, "08_nodes": steps_on_nodes, "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
 
 
 def main():

@@ -54,10 +54,12 @@ class Machine:
         self.cores = len(os.sched_getaffinity(0))
         self.benches = {}
 
+    def start(self, ranks):
+        return programs.mpirun(ranks, "--bind-to", "none") if ranks > 1 else []
+
     def run(self, ranks, program, flags):
-        start = programs.mpirun(ranks, "--bind-to", "none") if ranks > 1 else []
         try:
-            return programs.output([*start, self.programs / program, *flags], 600, ENVIRONMENT)
+            return programs.output([*self.start(ranks), self.programs / program, *flags], 600, ENVIRONMENT)
         except programs.Failed as why:
             sys.exit(f"{program} {' '.join(flags)}: {why}")
 
@@ -68,9 +70,9 @@ class Machine:
         metrics.unlink()
         return statistics.median(steps[3:])
 
-    def links(self):
+    def links(self, ranks=2):
         path = self.folder / "links.json"
-        self.run(2, "08_3d_full", ["--steps", "1", "--probe-file", str(path)])
+        self.run(ranks, "08_3d_full", ["--steps", "1", "--probe-file", str(path)])
         return json.loads(path.read_text("utf-8"))
 
     def bench(self, shapes, micro_batch, copies):
@@ -97,8 +99,8 @@ class Machine:
         device = {"name": "CPU core", "peak_bf16": product, "peak_fp32": product, "product_efficiency": 1,
                   "copy_bytes_per_s": copy, "memory_bytes": 1e9, "launch_s": 0, "host_s": between, "streams": False}
         path = self.folder / "cluster.json"
-        path.write_text(json.dumps({"name": "this machine", "device": device, **links, "cores": self.cores,
-                                    "gpus_per_node": 64}), "utf-8")
+        path.write_text(json.dumps({"name": "this machine", "device": device, **links,
+                                    "cores": self.cores}), "utf-8")
         return path
 
     def simulated_seconds(self, ranks, flags, cluster, bench):
@@ -117,7 +119,7 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(arguments.bin, pathlib.Path(folder), arguments.steps)
-        links = machine.links()
+        links = machine.links() | {"gpus_per_node": 64}
         print(f"links: {json.dumps(links['host'])}", file=sys.stderr)
         for name, (ranks, layout, micro_batch, differs) in LAYOUTS.items():
             if arguments.layouts and not any(word in name for word in arguments.layouts):

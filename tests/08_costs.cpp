@@ -215,6 +215,41 @@ TEST_CASE("ranks on the cores of a node share its memory") {
     EXPECT(far.at("node 1, memory") == n);
 }
 
+TEST_CASE("CPU ranks over nodes: by the all-reduce of the run, as across_nodes.h has it") {
+    ClusterModel box = cluster_of("box.json");  // three nodes of two
+    const double n = 6 << 20, a = box.host.seconds, A = box.rail.seconds, b = 1 / box.host.bytes_per_s;
+    const auto taken = [&](const char* algorithm, const char* operation, const std::vector<int64_t>& members) {
+        box.all_reduce = algorithm;
+        return cost(box, comm_call(operation, n), members);
+    };
+    struct Expected {
+        const char *algorithm, *operation;
+        double before, bytes;  // the first byte; what a node sends to others
+    };
+    for (const Expected& expected : {Expected{"ring", "all_reduce", 2 * (2 * a + 3 * A), 2 * n * 5 / 6},
+                                     {"hierarchical", "all_reduce", 2 * a + n * b + 4 * A, 2 * n * 2 / 3},
+                                     {"tree", "all_reduce", 2 * (a + 2 * A), 1.5 * n},
+                                     {"ring", "all_gather", 2 * a + 3 * A, n * 5 / 6},
+                                     {"tree", "reduce_scatter", 2 * a + 3 * A, n * 5 / 6},
+                                     {"hierarchical", "all_gather", 3 * a + n / 2 * b + 2 * A, n * 2 / 3},
+                                     {"hierarchical", "reduce_scatter", 3 * a + n / 2 * b + 2 * A, n * 2 / 3}}) {
+        INFO(expected.algorithm, " ", expected.operation);
+        const Cost all = taken(expected.algorithm, expected.operation, every(6));
+        EXPECT(all.latency() == Approx(expected.before));
+        const auto loads = named(box, all.transfer);
+        for (const char* link : {"node 0, rail 0, out", "node 1, rail 0, in", "node 2, rail 0, out"})
+            EXPECT(loads.at(link) == Approx(expected.bytes));
+        EXPECT(all.moving() == Approx(expected.bytes / box.rail.bytes_per_s));
+        box.rail.bytes_per_s /= 2;
+        EXPECT(taken(expected.algorithm, expected.operation, every(6)).moving() == Approx(2 * all.moving()));
+        box.rail.bytes_per_s *= 2;
+    }
+    for (const char* other : {"", "library", "halving"})
+        EXPECT(taken(other, "all_reduce", every(6)).seconds == taken("ring", "all_reduce", every(6)).seconds);
+    EXPECT(taken("hierarchical", "all_reduce", {4, 5}).seconds == taken("ring", "all_reduce", {4, 5}).seconds);
+    EXPECT_USAGE_ERROR(taken("hierarchical", "all_reduce", {0, 1, 2}), "nodes with 2 ranks of a group, and with fewer");
+}
+
 TEST_CASE("16,384 ranks: groups of 2,048 over all nodes, and of all") {
     const ClusterModel cluster = cluster_of("h100-16384.json");
     const Network network(cluster, 16384);

@@ -124,7 +124,8 @@ TEST_CASE("the clusters of the repository") {
                                                                       {"h200-8.json", 8},
                                                                       {"b200-8x8.json", 64},
                                                                       {"a100-8.json", 8},
-                                                                      {"cpu.json", 64}}) {
+                                                                      {"cpu.json", 64},
+                                                                      {"box.json", 6}}) {
         INFO(file);
         const ClusterModel cluster = cluster_of(file);
         EXPECT(cluster.devices() == devices);
@@ -135,7 +136,7 @@ TEST_CASE("the clusters of the repository") {
     size_t files = 0;
     for (const auto& entry : std::filesystem::directory_iterator("08_3d_full/plan/clusters"))
         files += entry.path().extension() == ".json";
-    EXPECT(files == 9);
+    EXPECT(files == 10);
     EXPECT(cluster_of("cpu.json").device.streams == false);
     EXPECT(cluster_of("cpu.json").cores == 2);
     EXPECT(resized(cluster_of("h100-8x8.json"), 1024, "--gpus 1024").nodes == 128);
@@ -186,6 +187,7 @@ TEST_CASE("a file that is no cluster: one line with the file, the key and the ru
              {"{" + good + rail + R"(, "oversubscription": 0.5})", "oversubscription 0.5: must be a number from 1"},
              {"{" + good + rail + R"(, "nvls": true})", "nvls true: needs nvlink"},
              {"{" + good + rail + R"(, "nvls": 1})", "nvls 1: must be true or false"},
+             {"{" + good + rail + R"(, "one_machine": true})", "one_machine true: needs cores"},
              {"{" + good + R"(, "rail": null})", "rail null: is not a key with a value"},
              {"{" + good + rail + R"(, "cores": null})", "cores null: is not a key with a value"},
              {"{" + good + rail + R"(, "nodes": 1})", "lists \"nodes\" twice"},

@@ -288,6 +288,11 @@ TEST_CASE("a cluster's cores, and the launches of its host") {
     script.op(1).op(1).op(10).op(1).op(1);
     const Recording recording = recording_of(4, {}, {script}, [](int64_t) { return 0; });
     EXPECT(near(simulate_step(recording, cluster).seconds, 4 * 14 / 2.0));
+    cluster.nodes = cluster.gpus_per_node = 2;  // each with its two cores
+    cluster.rail = {1, 0, "network"};
+    EXPECT(near(simulate_step(recording, cluster).seconds, 14));
+    cluster.one_machine = true;
+    EXPECT(near(simulate_step(recording, cluster).seconds, 4 * 14 / 2.0));
     cluster.cores = 0;
     EXPECT(near(simulate_step(recording, cluster).seconds, 14));
     cluster.device.host_s = 2;

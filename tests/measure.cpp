@@ -264,7 +264,8 @@ void program(int argc, char** argv) {
                 times.push_back(time_products(device, precision.fp8, rows, size, size));
         say(time_table(times, precision.fp8.recipe));
     } else {
-        usage_error("test_measure {}: is none of all-reduce, simulated, attention, rounding, products (on a GPU)", what);
+        usage_error("test_measure {}: is none of all-reduce, simulated, attention, rounding, products (on a GPU)",
+                    what);
     }
     p.finish();
 }

@@ -209,6 +209,12 @@ def test_simulate_says_that_it_leaves_out_the_hosts_update(run):
     run(PROGRAM, FAKE, *H100, "--offload optimizer").says("\ntoo fast: the host's update", where="out")
 
 
+def test_simulate_knows_the_all_reduce_of_cpu_ranks(run):
+    flags = [SMALL, "--comm fake --fake-world 6 --global-batch 6 --simulate box --all-reduce"]
+    ring, levels = (milliseconds(run(PROGRAM, *flags, algorithm)) for algorithm in ("ring", "hierarchical"))
+    assert levels < 0.95 * ring
+
+
 def test_simulates_jitter_is_the_seeds(run, plain):
     runs = [run(PROGRAM, FAKE, *H100, f"--simulate-jitter 0.1 --seed {seed}") for seed in (1, 1, 2)]
     first, again, other = map(milliseconds, runs)

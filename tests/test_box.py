@@ -1,4 +1,5 @@
 """docs/cluster/box.sh: nodes in network namespaces, of which nothing is left; losses there are one rank's."""
+import json
 import os
 import pathlib
 import re
@@ -78,6 +79,10 @@ def test_losses_on_two_nodes_are_one_rank_s(nodes, run):
         file = pathlib.Path(FOLDER, f"{algorithm}.jsonl")  # a node has its own /tmp
         box("exec", 0, *start, BIN / "03_zero", *SMALL, "--zero", 3, "--all-reduce", algorithm, "--metrics", file)
         assert losses(file) == pytest.approx(losses(one), rel=1e-10)
+    links = pathlib.Path(FOLDER, "links.json")
+    box("exec", 0, "mpirun", "-np", 4, BIN / "08_3d_full", *SMALL, "--probe-file", links)
+    rail = json.loads(links.read_text("utf-8"))["rail"]["bytes_per_s"]
+    assert 6e7 < rail < 1.1e8, rail  # 800 Mbit/s, all of it, though both ranks of a node send
     assert "is there already" in box("up", code=2)
 
 

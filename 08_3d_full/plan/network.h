@@ -18,8 +18,8 @@
 //   broadcast       around the ring: every member but the last passes on n bytes.
 // Each of them (NVLS, all-to-all and messages: Simple only) with NCCL's protocols Simple, LL128 and LL, from long hops
 // and full bandwidth to short hops and a quarter of it. Messages neither on a channel nor in a shift go through host
-// memory (comm.h). Scalars, barriers and splits: log2 N hops over the host. CPU ranks: what --all-reduce names, rings
-// over host memory or, over several nodes, the hierarchical ones and the tree of across_nodes.h.
+// memory (comm.h). Scalars, barriers and splits: log2 N hops over the host. CPU ranks: rings over host memory, or
+// --all-reduce hierarchical and tree as in across_nodes.h.
 #include <map>
 #include <memory>
 

@@ -71,7 +71,7 @@ struct SimulationModel {
     bool timed() const { return bool(op_seconds); }
     double host_s = 0;  // least time from one launch to the next; without streams: of every op, besides its own
     bool streams = true;
-    int64_t cores = 0, ranks_per_node = 8;  // cores of a node, which its ranks share; 0: a device each
+    int64_t cores = 0, ranks_per_node = 8;  // cores that so many neighboring ranks share; 0: a device each
 };
 SimulatedStep simulate_step(const Recording& recording, const SimulationModel& model,
                             const SimulationOptions& options = {});

@@ -1,7 +1,11 @@
 """Comparison tables of the lessons, a file for each chapter: runs its program once for each row, and prints what the
 runs say in their metrics and in their own tables. python3 docs/measure.py TABLE"""
+import contextlib
 import csv
+import os
+import pathlib
 import re
+import subprocess
 import sys
 
 import programs
@@ -74,6 +78,33 @@ class Runs:
         text = programs.output([self.programs / "08_3d_full", "--comm", "fake", "--dry-run", *flags.split()])
         table = text[re.search(r"^rank \d+: bytes", text, re.M).start():]
         return {kind: int(count) for kind, count in re.findall(r"^(\w+) +(\d+)", table, re.M)}
+
+
+@contextlib.contextmanager
+def box(nodes, mbit):
+    """Nodes of two ranks on links of so many Mbit/s (docs/cluster/box.sh): how mpirun on them begins, and a folder that
+    they have in common."""
+    script = ["bash", "docs/cluster/box.sh"]
+    # Not by programs, which leaves nothing running of what it starts.
+    subprocess.run([*script, *f"up --nodes {nodes} --slots 2 --rate {mbit}mbit".split()], stdin=subprocess.DEVNULL,
+                   check=True)
+    try:  # there are more ranks than cores: one that waits must not keep another from computing
+        yield ([*script, *f"exec 0 mpirun --mca mpi_yield_when_idle 1 -np {2 * nodes}".split()],
+               pathlib.Path(os.environ.get("TRAIN70B_BOX", "/run/train70b-box")))
+    finally:
+        programs.output([*script, "down"])
+
+
+def on_links(runs, name, head, rows_at, rates):
+    """The rows of each of these rates of the box's links, in Mbit/s."""
+    rows = [["mbit_per_s", *head]]
+    runs.commands.append(f"python3 docs/measure.py {name}")
+    for mbit in rates:
+        table = runs.folder / f"{name}_{mbit}.csv"
+        if not table.exists():
+            tables.write(table, [head, *rows_at(runs, mbit)])
+        rows += [[mbit, *row.values()] for row in tables.read(table)]
+    return rows
 
 
 def show(head, rows, aligned=None):

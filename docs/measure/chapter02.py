@@ -1,10 +1,11 @@
 """Chapter 02: data parallelism on 1 to 8 ranks; its three forms; all-reduce algorithms."""
+import json
 import pathlib
 import re
 
 import programs
 import tables
-from measure import show
+from measure import box, on_links, show
 
 PROGRAM = "02_data_parallel"
 FORMS = (("naive", "0", "off"), ("bucketed", "25", "off"), ("bucketed", "1", "off"), ("overlapped", "25", "on"),
@@ -67,28 +68,33 @@ def all_reduce(runs):
     return runs.table(2, "test_measure", ["all-reduce"], "--csv", "all_reduce.csv")
 
 
+def nodes_at(runs, mbit):
+    """[bytes, algorithm, seconds measured, simulated], of three rounds each the least: others use the machine"""
+    measured, simulated = {}, {}
+    cluster, table = runs.folder / "cluster.json", runs.folder / "all_reduce.csv"
+    known = json.loads(pathlib.Path("08_3d_full/plan/clusters/box.json").read_text("utf-8"))
+    with box(3, mbit) as (mpirun, folder):
+        def written(program, *flags):
+            programs.output([*mpirun, runs.programs / program, *flags, folder / "file"])  # a node has its own /tmp
+            return folder / "file"
+        for _ in range(3):
+            links = written("08_3d_full", *"--steps 1 --global-batch 6 --micro-batch 1 --probe-file".split())
+            cluster.write_text(json.dumps(known | json.loads(links.read_text("utf-8"))), "utf-8")
+            largest = ["--largest-mb", "4", "--csv"]
+            programs.output([runs.programs / "test_measure", "simulated", "--cluster", cluster, *largest, table])
+            for least, path in ((measured, written("test_measure", "all-reduce", *largest)), (simulated, table)):
+                for row in tables.read(path):
+                    key, seconds = (row["bytes"], row["algorithm"]), float(row["seconds"])
+                    least[key] = min(seconds, least.get(key, seconds))
+    return [[*key, f"{seconds:.6g}", f"{simulated[key]:.6g}" if key in simulated else ""]
+            for key, seconds in measured.items()]
+
+
 def nodes(runs):
-    """all-reduce over 6 ranks on three nodes, links of 800, 200 and 80 Mbit/s each way, by size and algorithm;
-    computed: the bytes that the busiest node sends / the link's rate, n times 5/3 (ring), 4/3 (hierarchical), 3/2"""
-    rows = [["mbit_per_s", "bytes", "algorithm", "seconds", "computed_s"]]
-    box = ["bash", "docs/cluster/box.sh"]
-    runs.commands.append("python3 docs/measure.py 02_nodes")
-    for rate in (800, 200, 80):
-        table = runs.folder / f"nodes_{rate}.csv"
-        if not table.exists():
-            programs.output([*box, "up", "--nodes", 3, "--slots", 2, "--rate", f"{rate}mbit"])
-            try:  # a node has its own /tmp
-                file = pathlib.Path("/run/train70b-box/all_reduce.csv")
-                program = [runs.programs / "test_measure", "all-reduce", "--largest-mb", 4, "--csv", file]
-                programs.output([*box, "exec", 0, "mpirun", "-np", 6, *program])
-                table.write_text(file.read_text("utf-8"), "utf-8")
-            finally:
-                programs.output([*box, "down"])
-        for row in tables.read(table):
-            sent = {"ring": 5 / 3, "hierarchical": 4 / 3, "tree": 3 / 2}.get(row["algorithm"])
-            rows.append([rate, row["bytes"], row["algorithm"], row["seconds"],
-                         f"{sent * int(row['bytes']) / (rate * 1e6 / 8):.6g}" if sent else ""])
-    return rows
+    """all-reduce over 6 ranks on three nodes (docs/cluster/box.sh) that share two cores, links of 800, 200 and 80
+    Mbit/s each way, by size and algorithm: measured, and simulated with links from --probe-file; of three rounds each
+    the least"""
+    return on_links(runs, "02_nodes", ["bytes", "algorithm", "seconds", "simulated_s"], nodes_at, (800, 200, 80))
 
 
 PRINTED = {"02_ranks": ranks, "02_forms": forms}

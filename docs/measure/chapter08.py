@@ -2,12 +2,16 @@
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
 import programs
-from measure import show
+import tables
+import validate_simulation
+from measure import box, on_links, show
 from style import ON_DEVICE as KINDS
+from validate_simulation import HALVES, MODEL, words
 
 ZERO3 = ("--model 70b --fake-world 16 --zero 3 --dtype bf16 --recompute full --seq-len 4096 --global-batch 16 "
          "--micro-batch 1")
@@ -105,4 +109,70 @@ def elastic(runs):
     return rows
 
 
-PRINTED = {"front": front, "08_zero3": zero3, "08_ranks": ranks, "08_ep": expert_parallel}
+# Layout of four ranks on two nodes: flags, and what differs in one rank's shapes.
+ON_NODES = {
+    "dp 4, ring": ("--all-reduce ring", {}),
+    "dp 4, hierarchical": ("--all-reduce hierarchical", {}),
+    "dp 4, tree": ("--all-reduce tree", {}),
+    "ZeRO-3 over 4": ("--zero 3", {}),
+    "ZeRO-3 over 4, hierarchical": ("--zero 3 --all-reduce hierarchical", {}),
+    "ZeRO-3, shards in a node": ("--zero 3 --hybrid-shard 2", {}),
+    "tp in the nodes, dp across": ("--tp 2", HALVES),
+    "tp across the nodes": ("--tp 4", {"--heads": 2, "--kv-heads": 1, "--ffn": 88}),
+    "pp across, dp in the nodes": ("--pp 2", {"--layers": 2}),
+    "pp across, tp in the nodes": ("--pp 2 --tp 2", HALVES | {"--layers": 2}),
+}
+
+
+class Box(validate_simulation.Machine):
+    """The machine's ranks on the nodes of a box."""
+
+    def start(self, ranks):
+        return self.mpirun if ranks > 1 else []
+
+
+def nodes_at(runs, mbit):
+    """[layout, seconds of a step measured, simulated], of three rounds each the least: others use the machine"""
+    best = {}
+    with box(2, mbit) as (mpirun, folder):
+        for _ in range(3):
+            machine = Box(runs.programs, folder, 12)
+            machine.mpirun = mpirun
+            links = machine.links(4) | {"one_machine": True}
+            for name, (layout, differs) in ON_NODES.items():
+                flags = [*words(MODEL), *layout.split(), "--micro-batch", "8", "--global-batch", "32"]
+                bench = machine.bench(MODEL | differs, 8, machine.cores)
+                times = (machine.step_seconds(4, flags),
+                         machine.simulated_seconds(4, flags, machine.cluster(links, bench), bench))
+                best[name] = list(map(min, times, best.get(name, times)))
+                print(" ", mbit, name, *times, file=sys.stderr, flush=True)
+    return [[name, *(f"{seconds:.6g}" for seconds in times)] for name, times in best.items()]
+
+
+def nodes(runs):
+    """a step of four ranks on two nodes (docs/cluster/box.sh) that share two cores, links of 800 and 200 Mbit/s each
+    way: the median measured, and simulated with ops from --bench on both cores and links from --probe-file; of three
+    rounds each the least"""
+    return on_links(runs, "08_nodes", ["layout", "measured_s", "simulated_s"], nodes_at, (800, 200))
+
+
+def simulated(_):
+    """docs/results/nodes.md: how far off the simulator is; the steps"""
+    reduced = [row for row in tables.read("docs/results/02_nodes.csv") if row["simulated_s"]]
+    steps = tables.read("docs/results/08_nodes.csv")
+    large = [row for row in reduced if int(row["bytes"]) > 64 << 10]
+    rows = []
+    for name, mine in (("all-reduces", reduced), ("up to 64 KiB", [row for row in reduced if row not in large]),
+                       *((f"from 256 KiB, {algorithm}", [row for row in large if row["algorithm"] == algorithm])
+                         for algorithm in ("ring", "hierarchical", "tree")), ("steps", steps)):
+        errors = [100 * (float(row["simulated_s"]) / float(row.get("seconds") or row["measured_s"]) - 1)
+                  for row in mine]
+        rows.append([name, len(errors), f"{statistics.median(map(abs, errors)):.0f}%", f"{min(errors):+.0f}%",
+                     f"{max(errors):+.0f}%"])
+    show(["simulated against measured", "cases", "median error", "from", "to"], rows)
+    show(["Mbit/s", "layout", "measured, s", "simulated, s", "error"],
+         [[row["mbit_per_s"], row["layout"], f"{float(row['measured_s']):.3f}", f"{float(row['simulated_s']):.3f}",
+           f"{100 * (float(row['simulated_s']) / float(row['measured_s']) - 1):+.0f}%"] for row in steps], ":-:::")
+
+
+PRINTED = {"08_simulated": simulated, "front": front, "08_zero3": zero3, "08_ranks": ranks, "08_ep": expert_parallel}
