@@ -17,25 +17,31 @@ namespace {
 
 constexpr int kCalls = 5;
 
-void add_row(ProbeResult& result, const std::string& name, const std::string& unit,
-             const std::vector<double>& of_rank) {
+// Ranks below 80% of the median are slow. across: whether a rank's messages cross nodes, if others' do not: it is
+// compared with those alike.
+void add_row(ProbeResult& result, const std::string& name, const std::string& unit, const std::vector<double>& of_rank,
+             std::vector<double> across = {}, bool judge_across = true) {
     constexpr double kOutlier = 0.8;  // of the median
-    std::vector<double> rates;
-    for (const double rate : of_rank)
-        if (rate > 0) rates.push_back(rate);
+    across.resize(of_rank.size());
+    std::vector<double> rates, alike[2];
+    for (size_t rank = 0; rank < of_rank.size(); ++rank)
+        if (of_rank[rank] > 0)
+            for (auto* to : {&rates, &alike[size_t(across[rank])]}) to->push_back(of_rank[rank]);
     if (rates.empty()) return;
-    const double middle = median(rates);
     const auto [smallest, largest] = std::minmax_element(rates.begin(), rates.end());
     std::optional<SlowRank> slowest;
     for (size_t rank = 0; rank < of_rank.size(); ++rank) {
-        if (!(of_rank[rank] < kOutlier * middle)) continue;
-        result.slow.push_back({int64_t(rank), name, of_rank[rank] / middle});
+        const std::vector<double>& those = alike[size_t(across[rank])];
+        if (those.empty() || (across[rank] > 0 && !judge_across)) continue;
+        const double usual = median(those);
+        if (!(of_rank[rank] < kOutlier * usual)) continue;
+        result.slow.push_back({int64_t(rank), name, of_rank[rank] / usual});
         if (!slowest || result.slow.back().of_median < slowest->of_median) slowest = result.slow.back();
     }
     const std::string outlier =
         slowest ? fmt::format("rank {} is slow: {:.0f}% of the median", slowest->rank, 100 * slowest->of_median) : "";
     const auto digits = [](double rate) { return fmt::format("{:.3g}", rate); };
-    result.table.row({name, digits(*smallest), digits(middle), digits(*largest), unit, outlier});
+    result.table.row({name, digits(*smallest), digits(median(rates)), digits(*largest), unit, outlier});
 }
 
 // GB/s of messages from this rank to the next one of the group, on a channel; one rank after another.
@@ -82,6 +88,24 @@ ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DTyp
     ProbeResult result{.table = Table(fmt::format("probe of {} ranks", world.size()),
                                       {"", "least", "median", "most", Column("").left(), Column("").left()})};
     add_row(result, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
+    // From node to node, around a ring of them: a rank whose link is slow is slow to the node after it and from the one
+    // before, and here has the better of both. So a link that is slow one way only is not named here, nor two nodes
+    // beside each other told apart. If it names a rank, no axis does for what crosses nodes: its peers would be slow too.
+    const int N = world.size(), L = int(ranks_on_this_node());
+    char machine[256] = {};
+    ::gethostname(machine, sizeof machine - 1);
+    const std::vector<double> node{double(std::hash<std::string>()(machine))}, nodes = world.gather(node);
+    bool adjacent = world.gather({double(L)}) == std::vector<double>(size_t(N), double(L));
+    for (int r = 0; r < N; ++r) adjacent = adjacent && nodes[size_t(r)] == nodes[size_t(r - r % L)];
+    const size_t before = result.slow.size();
+    if (N >= 3 * L && adjacent) {
+        const Comm across = world.split([=](int r) { return r % L; }, "across", GroupLoad::light);
+        const std::vector<double> sent = world.gather({rate_to_next(across, message, device)});
+        std::vector<double> better;
+        for (int r = 0; r < N; ++r) better.push_back(std::max(sent[size_t(r)], sent[size_t((r + N - L) % N)]));
+        add_row(result, fmt::format("message between {} nodes", N / L), "GB/s", better);
+    }
+    const bool judge_across = result.slow.size() == before;
     // All-reduces, in bytes that a rank sends; NCCL gives a group as much of the GPU as ring attention's has.
     const Comm cp = ranks.cp.size() > 1 ? ranks.cp.split([](int) { return 0; }, "cp_probe") : ranks.cp;
     for (const auto& [name, comm] : {std::pair("tp", ranks.tp), {"cp", cp}, {"dp", ranks.dp_cp}}) {
@@ -89,28 +113,16 @@ ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DTyp
         world.barrier().wait();
         const double seconds = median_seconds(device, kCalls, [&, group = comm] { group.all_reduce(message).wait(); });
         fill(message, 1);
+        const bool across = comm.gather(node) != std::vector<double>(size_t(comm.size()), node[0]);
         add_row(result, fmt::format("{}, all-reduce over {}", name, comm.size()), "GB/s",
-                world.gather({2.0 * (comm.size() - 1) / comm.size() * double(message.bytes()) / seconds / 1e9}));
+                world.gather({2.0 * (comm.size() - 1) / comm.size() * double(message.bytes()) / seconds / 1e9}),
+                world.gather({double(across)}), judge_across);
     }
     // Messages to the next stage, on a channel as the pipeline's.
-    if (const int n = ranks.pp.size(); n > 1)
+    if (const int n = ranks.pp.size(); n > 1) {
+        const bool across = ranks.pp.gather(node)[size_t((ranks.pp.rank() + 1) % n)] != node[0];
         add_row(result, fmt::format("pp, message of {} stages", n), "GB/s",
-                world.gather({rate_to_next(ranks.pp, message, device)}));
-    // From node to node, around a ring of them: a rank whose link is slow is slow to the node after it and from the one
-    // before, and here has the better of both. So a link that is slow one way only is not named, nor two nodes beside
-    // each other told apart.
-    const int N = world.size(), L = int(ranks_on_this_node());
-    char machine[256] = {};
-    ::gethostname(machine, sizeof machine - 1);
-    const std::vector<double> nodes = world.gather({double(std::hash<std::string>()(machine))});
-    bool adjacent = world.gather({double(L)}) == std::vector<double>(size_t(N), double(L));
-    for (int r = 0; r < N; ++r) adjacent = adjacent && nodes[size_t(r)] == nodes[size_t(r - r % L)];
-    if (N >= 3 * L && adjacent) {
-        const Comm across = world.split([=](int r) { return r % L; }, "across", GroupLoad::light);
-        const std::vector<double> sent = world.gather({rate_to_next(across, message, device)});
-        std::vector<double> better;
-        for (int r = 0; r < N; ++r) better.push_back(std::max(sent[size_t(r)], sent[size_t((r + N - L) % N)]));
-        add_row(result, fmt::format("message between {} nodes", N / L), "GB/s", better);
+                world.gather({rate_to_next(ranks.pp, message, device)}), world.gather({double(across)}), judge_across);
     }
     world.take_stats();
     return result;
