@@ -169,6 +169,25 @@ def test_layout_that_fits(flags, slots, layout):
     assert restart.layout_for(flags.split(), slots) == layout
 
 
+def test_nodes_of_a_slurm_job_are_filled(tmp_path):
+    """srun's --nodes shrinks to those of the job that data parallelism fills, not to a part of a node's ranks."""
+    assert restart.layout_for("--tp 2 --global-batch 20".split(), 24) == (20, 10, 1)
+    assert restart.layout_for("--tp 2 --global-batch 20".split(), 24, per_node=8) == (8, 4, 1)
+    flags = "--nodes=4 --ntasks-per-node=2 --tp 2 --dp=4 --global-batch 16"
+    for nodes, dp, err in (("4", "4", ""), ("3", "2", "6 slots are left: 4 ranks, dp 2, ep 1\n")):
+        loop = Loop(tmp_path, [OK], flags=flags, environment={"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": nodes})
+        assert loop.code == 0 and err in loop.err and loop.values("--nodes")[-1] == loop.dp[-1] == dp, loop.done
+
+
+@pytest.mark.parametrize("does", ["kill -TERM $$", "echo Job is pending execution for job 7 >&2; exit 1"])
+def test_slurm_requeues_first(does, tmp_path):
+    """As when it finds a node missing before the command ends: it ends what runs in the job."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    loop = Loop(tmp_path, [FAILS], environment={"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert loop.code == 1 and loop.err.endswith("restart: Slurm has requeued job 7 itself\n"), loop.done
+
+
 def test_ssh_takes_no_host_for_an_option(tmp_path, monkeypatch):
     (tmp_path / "ssh").write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; test "$2" = -n1\n')
     (tmp_path / "ssh").chmod(0o755)

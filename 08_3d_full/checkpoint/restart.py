@@ -24,7 +24,8 @@ the largest size that divides the batch, and --ep with it; a checkpoint can be l
 Gives up (exit code 1) after --max-failures failures in a row without a checkpoint beyond the newest so far. SIGTERM,
 SIGINT, SIGHUP and SIGUSR1 are passed on to the command, and end this loop with its exit code. In a Slurm job, Slurm
 chooses the hosts: the command runs once, and after a failure the job is requeued; .restart.json in --checkpoint-dir
-has the count of its failures.
+has the count of its failures. If srun asks for more nodes (-N, with --ntasks-per-node) than the job has this time,
+-N shrinks, to nodes that data parallelism fills.
 """
 import argparse
 import concurrent.futures
@@ -47,6 +48,7 @@ import time
 
 USAGE_ERROR, PROBE_FAILED = 2, 3  # exit codes of the program
 RANK_FLAGS = ("-np", "--np", "-n", "-c")
+NODE_FLAGS = ("-N", "--nodes")  # of srun
 HOST_FLAGS = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile")
 COUNT = ".restart.json"  # in --checkpoint-dir: the failures in a row of a Slurm job
 LONGEST_LINE, LONGEST_WAIT = 1 << 20, 300.0
@@ -109,8 +111,8 @@ def answers(host, check, timeout):
         return False
 
 
-def layout_for(words, slots):
-    """(ranks, dp, ep) of the largest data parallelism that fits, or None."""
+def layout_for(words, slots, per_node=1):
+    """(ranks, dp, ep) of the largest data parallelism that fits and fills its nodes, or None."""
     tp, cp, pp = (max(1, integer(words, flag, default=1)) for flag in ("--tp", "--cp", "--pp"))
     batch, ramp = integer(words, "--global-batch", default=16), find(words, ["--batch-ramp"])[1] or ""
     if begin := re.match("[0-9]{1,9}", ramp):
@@ -118,10 +120,10 @@ def layout_for(words, slots):
     micro = max(1, integer(words, "--micro-batch", default=1))
     shard = max(1, integer(words, "--hybrid-shard", default=1))
     ep = integer(words, "--ep", default=1)
-    most = min(slots, integer(words, *RANK_FLAGS)) // (tp * cp * pp)
-    for dp in range(min(most, batch), 0, -1):
-        if batch % (dp * micro) == 0 and dp * cp % shard == 0:
-            return dp * tp * cp * pp, dp, math.gcd(ep, dp * tp * cp)  # ep divides what it did, and the ranks of a stage
+    replica = tp * cp * pp
+    for dp in range(min(slots // replica, batch), 0, -1):
+        if batch % (dp * micro) == 0 and dp * cp % shard == 0 and dp * replica % per_node == 0:
+            return dp * replica, dp, math.gcd(ep, dp * tp * cp)  # ep divides what it did, and the ranks of a stage
     return None
 
 
@@ -167,15 +169,20 @@ class Restarter:
 
     def command(self, first):
         """The words of an attempt; None: no layout fits the hosts that remain."""
-        words = list(self.words)
+        words, slots, per_node, flags = list(self.words), math.inf, 1, RANK_FLAGS
+        ranks = integer(words, *flags, default=0)
         if self.hosts is not None:
             slots = sum(self.hosts.values())
-            if slots < integer(words, *RANK_FLAGS):
-                if (layout := layout_for(words, slots)) is None:
-                    return None
-                say("{} slots are left: {} ranks, dp {}, ep {}".format(slots, *layout))
-                for names, value in zip((RANK_FLAGS, ["--dp"], ["--ep"]), layout):
-                    replace(words, names, value)
+        elif self.job and (nodes := integer(words, *NODE_FLAGS)):
+            per_node, flags = integer(words, "--ntasks-per-node", default=1), NODE_FLAGS
+            slots, ranks = int(os.environ["SLURM_JOB_NUM_NODES"]) * per_node, nodes * per_node
+        if slots < ranks:
+            if (layout := layout_for(words, slots, per_node)) is None:
+                return None
+            say("{} slots are left: {} ranks, dp {}, ep {}".format(slots, *layout))
+            for names, value in zip((flags, ["--dp"], ["--ep"]), (layout[0] // per_node, *layout[1:])):
+                replace(words, names, value)
+        if self.hosts is not None:
             file = pathlib.Path(self.scratch.name, "hosts")
             file.write_text("".join(f"{name} slots={count}\n" for name, count in self.hosts.items()), "utf-8")
             replace(words, HOST_FLAGS, file)
@@ -244,7 +251,12 @@ class Restarter:
         new.write_text(json.dumps(count) + "\n", "utf-8")
         new.rename(file)
         say(f"requeues job {self.job}")
-        subprocess.run(["scontrol", "requeue", self.job], check=True)
+        done = subprocess.run(["scontrol", "requeue", self.job], capture_output=True, encoding="utf-8")
+        if done.returncode:  # when a node is gone, Slurm itself may have been first: it ends what runs in the job
+            said = done.stderr.strip()
+            if done.returncode != -signal.SIGTERM and "pending" not in said:
+                raise OSError(f"scontrol requeue: {said or done.returncode}")
+            say(f"Slurm has requeued job {self.job} itself")
 
     def after_failure(self, attempt, code):
         """What is done before the next attempt. False: there is none."""
@@ -341,7 +353,7 @@ def main():
             signal.signal(number, restarter.pass_on)
     try:
         sys.exit(restarter.loop())
-    except (OSError, subprocess.CalledProcessError) as error:  # of the folders of the run; of scontrol
+    except OSError as error:  # of the folders of the run; of scontrol
         say(f"gives up: {error}")
         sys.exit(1)
 
