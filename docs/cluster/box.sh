@@ -3,7 +3,7 @@
 # iproute2, and for --slurm slurm-wlm and munge, from Debian's packages.
 #   sudo bash docs/cluster/box.sh up [--nodes 2] [--rate 800mbit] [--slots 2] [--slurm]
 #   sudo bash docs/cluster/box.sh exec 0 mpirun -np 4 build/bin/02_data_parallel     # on node 0; also srun, sbatch, bash
-#   sudo bash docs/cluster/box.sh rate 1 80mbit | cut 1 | mend 1                     # node 1's link
+#   sudo bash docs/cluster/box.sh rate 1 80mbit | cut 1 | mend 1                     # node 1's link; gone 1: its processes, too
 #   sudo bash docs/cluster/box.sh down                                               # nothing of it is left
 # A node has its own network, host name, /tmp and /dev/shm; memory, cores and the other folders are the machine's. Nothing
 # in the box can be reached from outside, and it reaches nothing.
@@ -36,6 +36,8 @@ shape() { # both directions of node $1's link: at $2 a second, with a queue of a
     tc -n "$name-$1" qdisc replace dev eth0 root tbf rate "$2" burst "$burst" latency 50ms
     tc -n "$name-switch" qdisc replace dev "port$1" root tbf rate "$2" burst "$burst" latency 50ms
 }
+slurmd_on() { rm -rf "$box/spool/node$1"; (on "$1" SLURM_CONF="$box/slurm.conf" slurmd -N "node$1" -f "$box/slurm.conf"); }
+processes() { ip netns pids "$name-$1" | grep -vx "$(holder "$1")" || true; } # of node $1
 stop() {
     local namespace
     [ -e "$box" ] || return 0
@@ -48,10 +50,12 @@ stop() {
 }
 
 start_slurm() {
-    local i nodes=$1 slots=$2 tool
+    local i nodes=$1 slots=$2 tool affinity=none cores
     for tool in munged slurmctld slurmd srun; do
         command -v "$tool" >/dev/null || refuse "--slurm needs $tool (apt install slurm-wlm munge)"
     done
+    cores=$(env -u OMP_NUM_THREADS nproc) # all nodes' ranks are bound to the machine's own
+    [[ $cores -lt $slots || $cores != $(nproc --all) || $(slurmd -C) != *ThreadsPerCore=1* ]] || affinity=affinity
     mkdir -p "$box"/{spool,log}
     (umask 077 && dd if=/dev/urandom of="$box/munge.key" bs=1024 count=1 status=none)
     cat >"$box/slurm.conf" <<EOF
@@ -61,12 +65,15 @@ SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket=$box/munge.socket
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/$affinity
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 MpiDefault=pmix
 ReturnToService=2
-SlurmdTimeout=10
+SchedulerParameters=batch_sched_delay=0
+KillWait=5
+SlurmdTimeout=6
+MessageTimeout=3
 StateSaveLocation=$box/spool
 SlurmdSpoolDir=$box/spool/%n
 SlurmctldPidFile=$box/slurmctld.pid
@@ -80,7 +87,7 @@ EOF
     (on 0 munged --force --key-file="$box/munge.key" --socket="$box/munge.socket" --pid-file="$box/munge.pid" \
         --log-file="$box/log/munged" --seed-file="$box/munge.seed")
     (on 0 SLURM_CONF="$box/slurm.conf" slurmctld)
-    for ((i = 0; i < nodes; ++i)); do (on "$i" SLURM_CONF="$box/slurm.conf" slurmd -N "node$i" -f "$box/slurm.conf"); done
+    for ((i = 0; i < nodes; ++i)); do slurmd_on "$i"; done
     for ((i = 0; i < 100; ++i)); do
         [ "$(SLURM_CONF="$box/slurm.conf" nsenter --target "$(holder 0)" --net --uts --mount sinfo -h -t idle -o %D 2>/dev/null)" = "$nodes" ] && return
         sleep 0.2
@@ -146,8 +153,19 @@ exec)
         OMPI_MCA_btl_tcp_if_include=10.77.0.0/24 OMPI_MCA_oob_tcp_if_include=10.77.0.0/24 OMPI_ALLOW_RUN_AS_ROOT=1 \
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_hwloc_base_binding_policy=none "${@:3}" ;;
 rate) [ $# = 3 ] || refuse "rate NODE RATE"; holder "$2" >/dev/null; shape "$2" "$3" ;;
-cut) [ $# = 2 ] || refuse "cut NODE"; holder "$2" >/dev/null; ip -n "$name-switch" link set "port$2" down ;;
-mend) [ $# = 2 ] || refuse "mend NODE"; holder "$2" >/dev/null; ip -n "$name-switch" link set "port$2" up ;;
+cut | gone)
+    [ $# = 2 ] || refuse "$1 NODE"
+    holder "$2" >/dev/null
+    [[ "$1 $2" != "gone 0" || ! -f $box/slurm.conf ]] || refuse "gone 0: that node has Slurm's controller"
+    ip -n "$name-switch" link set "port$2" down
+    [ "$1" = gone ] || exit 0
+    processes "$2" | xargs -r kill -9
+    (on "$2" sh -c 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm') ;; # empty, as after a start
+mend)
+    [ $# = 2 ] || refuse "mend NODE"
+    holder "$2" >/dev/null
+    ip -n "$name-switch" link set "port$2" up
+    [ ! -f "$box/slurm.conf" ] || [ -n "$(processes "$2" | xargs -r ps -o comm= -p | grep slurmd)" ] || slurmd_on "$2" ;;
 down) stop ;;
 *) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; [ "${1:-}" = --help ] || exit 2 ;;
 esac
