@@ -141,7 +141,7 @@ def test_a_cut_link_is_named_and_a_slow_one_is_slow(nodes):
 def test_what_is_refused_leaves_nothing(nodes):
     for words, says in ((["up", "--nodes", 0], "--nodes 0: must be 1 to 99"), (["up", "-n", 2], "up -n: unknown"),
                         (["up", "--rate"], "--rate: needs a value"), (["exec", 5, "true"], "node 5: there is none"),
-                        (["up", "--rate", "fast"], "--rate fast: must be like 800mbit"), (["cut"], "cut NODE"),
+                        (["up", "--rate", "fast"], "--rate fast: must be like 800mbit"), (["gone"], "gone NODE"),
                         (["fly"], "up [--nodes 2]")):
         said = box(*words, code=2)
         assert says in said, said
