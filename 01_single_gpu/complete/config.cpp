@@ -226,7 +226,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     const double fixed = 3 * 4 + a * E;
     // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms. By chunks:
     // the logits of some of the rows, and the gradient of these once more.
-    const double part = std::min(1.0, double(divided.loss_chunk) / double(batch * seq_len));
+    const double part = double(divided.loss_chunk) / double(batch * seq_len);
     const double head = a * (2 * E + (part > 0 && part < 1 ? part * double(V + c.hidden) : double(V))) + norm;
     // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
     // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.

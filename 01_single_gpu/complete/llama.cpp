@@ -253,8 +253,10 @@ Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch) {
         its.targets = batch.targets.element_slice(begin, {end - begin});
         const Var in{.data = x.data.row_slice(begin, end)};
         accumulate(sum.data, tensor_parallel->loss(part, head(part, in), its, *head.weights[0], loss_options).data);
+        if (!tape.recording) continue;
         part.backward();
-        if (Tensor to = dx ? dx.row_slice(begin, end) : Tensor()) copy(to, *in.grad);
+        Tensor to = dx.row_slice(begin, end);
+        copy(to, *in.grad);
     }
     tape.record([dx, grad = x.grad] { accumulate(*grad, dx); });
     return sum;

@@ -19,7 +19,7 @@ struct Unit {
     std::vector<Param*> params;     // in the order of the unit's flat buffer
     std::vector<Wrapper> wrappers;  // nested; the first is the outermost
     Unit* owner = nullptr;          // of the parameters, if that is another unit: then `params` is empty
-    // Empty, or makes sure that the gradients are there before the backward pass, for a pass that computes some earlier.
+    // Empty, or makes sure that the gradients are there, for a body that adds to them before the backward pass.
     std::function<void()> open_grads;
     bool inside = false;  // runs in the middle of the unit before it: FeedForward::inner_unit
 

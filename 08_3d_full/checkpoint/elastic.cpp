@@ -25,10 +25,11 @@ void add_elastic_flags(Flags& flags, ElasticOptions& o) {
 }
 
 void check_elastic(const ElasticOptions& o, const Program& p, const ParallelConfig& config) {
-    const bool given = !o.lighthouse.empty() && o.replica >= 0;
-    if (!o.on && (!o.lighthouse.empty() || o.replica >= 0)) usage_error("--lighthouse, --replica: need --elastic on");
+    const bool at = !o.lighthouse.empty(), numbered = o.replica >= 0;
+    if (!o.on && (at || numbered)) usage_error("--lighthouse, --replica: need --elastic on");
     if (!o.on) return;
-    if (!given) usage_error("--elastic on: needs --lighthouse HOST:PORT, where lighthouse.py runs, and --replica N");
+    if (!at || !numbered)
+        usage_error("--elastic on: needs --lighthouse HOST:PORT, where lighthouse.py runs, and --replica N");
     if (p.comm.backend == "fake") usage_error("--elastic on: not with --comm fake, whose other ranks do not exist");
     if (config.zero.stage > 0 && config.mesh.dp * config.mesh.cp == 1)
         usage_error(

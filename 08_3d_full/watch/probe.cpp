@@ -90,7 +90,7 @@ ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DTyp
     add_row(result, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
     // From node to node, around a ring of them: a rank whose link is slow is slow to the node after it and from the one
     // before, and here has the better of both. So a link that is slow one way only is not named here, nor two nodes
-    // beside each other told apart. If it names a rank, no axis does for what crosses nodes: its peers would be slow too.
+    // beside each other told apart. If it names a rank, no axis does for what crosses nodes: its peers are slow, too.
     const int N = world.size(), L = int(ranks_on_this_node());
     char machine[256] = {};
     ::gethostname(machine, sizeof machine - 1);
