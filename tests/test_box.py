@@ -83,7 +83,8 @@ def test_losses_on_two_nodes_are_one_rank_s(nodes, run):
     links = pathlib.Path(FOLDER, "links.json")
     box("exec", 0, "mpirun", "-np", 4, BIN / "08_3d_full", *SMALL, "--probe-file", links)
     rail = json.loads(links.read_text("utf-8"))["rail"]["bytes_per_s"]
-    assert 6e7 < rail < 1.1e8, rail  # 800 Mbit/s, all of it, though both ranks of a node send
+    # 800 Mbit/s, all of it, though both ranks of a node send; after a pause up to 0.4 of a message goes at once.
+    assert 6e7 < rail < 1.4e8, rail
     assert "is there already" in box("up", code=2)
 
 
