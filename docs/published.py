@@ -224,9 +224,9 @@ def comparison_errors(data, written):
 def text_of_comparisons(data, written):
     errors = comparison_errors(data, written)
     return wrapped(
-        f"In {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, "
-        "tp with and without overlap, tp 2 to 32), the ratio of the two predicted speeds is off by "
-        f"{statistics.median(errors):.1f}% in the median, by {max(errors):.1f}% at most.")
+        f"In {len(errors)} pairs of rows of one program and model in two layouts (1F1B and interleaved, tp with and "
+        "without overlap, tp 2 to 32), the ratio of predicted speeds is off by "
+        f"{statistics.median(errors):.1f}% in the median, {max(errors):.1f}% at most.")
 
 
 LESSON = {"summary": text_of_summary, "calibration": table_of_calibration, "sources": table_of_sources,

@@ -46,13 +46,12 @@ def counted(rows, controls):
     return (
         f"- **The loss curve sees {seen['curve']} of {len(rows)}** within {checks.SHAPE['steps']} steps, {at_end} of "
         f"them still at the end.\n"
-        f"- Beside a right run: the gradient norm {seen['norm']} and the losses' digits "
-        f"{seen['digits']} in the first {checks.EARLY} steps, the gradients of step 1 {seen['gradients']}, the weights "
-        f"after it {seen['weights']}, the comparison in fp64 {seen['fp64']}. {', '.join(unseen) or 'None'} is seen by "
-        f"the losses only.\n"
+        f"- Beside a right run: the gradient norm {seen['norm']} and the losses' digits {seen['digits']} in the first "
+        f"{checks.EARLY} steps, step 1's gradients {seen['gradients']}, the weights after it {seen['weights']}, the "
+        f"comparison in fp64 {seen['fp64']}. {', '.join(unseen) or 'None'} is seen by the losses only.\n"
         f"- Without one: the replica check {seen['replicas']} of the {with_copies} whose layout has replicas, call "
         f"checking {seen['calls']}.\n"
-        f"- The right program in {len(controls)} layouts: seen by no check; its curves end within "
+        f"- No check sees the right program in {len(controls)} layouts; its curves end within "
         f"{max(gaps):.1g} of one rank's, where seeds differ by {min(spreads):.2f} to {max(spreads):.2f}."
     )
 
