@@ -231,8 +231,8 @@ TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's FP8 all-gat
                 each.micro_batch = o.global_batch / ranks.size();
                 std::unique_ptr<Fp8Trainer> composed;
                 Session session(each, [&](Session& s) {
-                    composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{Comm(), ranks},
-                                                            zero, precision);
+                    composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, ranks,
+                                                            TensorComms{Comm(), ranks}, zero, precision);
                 });
                 session.run();
                 return session.history();

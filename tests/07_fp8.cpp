@@ -51,8 +51,8 @@ struct Ranks {
           data(all.split([tp](int rank) { return rank % tp; }, "dp")),
           stats(data),
           session(divide(o, all.size() / tp * micro_batches), [&](Session& s) {
-              composed =
-                  std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{tensor, data}, zero, how);
+              composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, all, TensorComms{tensor, data},
+                                                      zero, how);
               s.trainer.runtime = &stats;
           }) {
         session.run();
@@ -263,7 +263,7 @@ TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
             const Comm data = world().split([](int) { return 0; }, "dp");
             std::unique_ptr<Fp8Trainer> composed;
             Session session(o, [&](Session& s) {
-                composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{Comm(), data},
+                composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, data, TensorComms{Comm(), data},
                                                         ZeroOptions{.stage = 0}, precision(recipe));
             });
             if (world().rank() == 2) session.model.blocks[0].feed_forward->gate_proj.data.data<float>()[5] = NAN;

@@ -67,7 +67,8 @@ struct Dummies {
                                  return std::unique_ptr<Recipe>(new InThirtySeconds(ranks));
                              }}};
     Added<OptimizerEntry> optimizer{optimizers(),
-                                    {"adamw-again", AdamW8bit::maker, [](DType) { return DType::u8; }, kMomentBlock}};
+                                    {"adamw-again", [](auto& hyper, auto) { return AdamW8bit::maker(hyper); },
+                                     [](DType) { return DType::u8; }, kMomentBlock}};
 };
 
 }  // namespace

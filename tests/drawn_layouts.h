@@ -33,13 +33,14 @@ struct Drawn {
         return fmt::format(
             "{} x {}, {}/{} heads of {}{}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
             "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document "
-            "token {}, loss by {} rows",
+            "token {}, loss by {} rows, {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
             m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.tied ? ", tied" : "", m.ffn,
             m.vocab, options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(),
             config.pipeline.schedule, config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload),
             config.zero.prefetch, config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm,
-            options.recompute, options.lr, options.init_std, options.document_token.value_or(-1), options.loss_chunk);
+            options.recompute, options.lr, options.init_std, options.document_token.value_or(-1), options.loss_chunk,
+            options.optimizer);
     }
 };
 
@@ -98,6 +99,7 @@ inline Drawn draw(const Text& text, int64_t ranks, uint64_t layout, uint64_t att
     if (dice.below(2) == 0) o.model.head_size = dice.one_of({2, 4, 8, 16});
     o.model.tied = dice.below(2) == 0;
     o.loss_chunk = dice.one_of({0, 1, 5, 16});
+    if (zero.offload == Offload::none && dice.below(2) == 0) o.optimizer = drawn.config.optimizer = "muon";
     return drawn;
 }
 

@@ -4,6 +4,7 @@
 //        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
 // Watch: the loss falls from ln 256 = 5.5; the closing table compares each kind of memory with its formula; --recompute
 //        changes the activation memory only, not one bit of the loss.
+#include "01_single_gpu/complete/muon.h"
 #include "01_single_gpu/complete/run/bench.h"
 #include "01_single_gpu/core/cpu_threads.h"
 
@@ -17,10 +18,14 @@ static void program(int argc, char** argv) {
     flags.group("Output");
     flags.add("--generate", tokens_to_generate, "generate this many tokens after training", integer_from(0));
     bench.add_flags(flags);
+    flags.group("Training");
+    flags.add("--optimizer", options.optimizer, "optimizer; muon: orthogonal updates of the matrices in blocks",
+              one_of({"adamw", "muon"}));
 
     flags.parse(argc, argv);
     flags.check_batches(1);
     set_cpu_threads(1);
+    if (options.optimizer == "muon") check_muon(options.mup.has_value());
     check_memory(options, flags);
     bench.open(options, flags);
 
@@ -30,7 +35,8 @@ static void program(int argc, char** argv) {
 
     run.trainer.run();
     if (options.steps > 0)
-        say(memory_table(options.model, run.model.options, options.micro_batch, options.seq_len, run.trainer.peak()));
+        say(memory_table(options.model, run.model.options, options.micro_batch, options.seq_len, run.trainer.peak(),
+                         options.optimizer));
     if (tokens_to_generate > 0) say("\n{}\n", printable(generate(run.trainer, tokens_to_generate), run.data.is_text()));
 }
 

@@ -25,6 +25,8 @@ using StateVisitor = std::function<void(const Segment& segment, const char* name
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
+    // Called on all optimizers of a rank before the first update() of a step: muon.h.
+    virtual void prepare(double /*grad_scale*/) {}
     // Performs the update of a step, numbered from 1 (for the bias correction). Gradients are multiplied by grad_scale,
     // the clipping factor.
     virtual void update(int64_t step, double lr, double grad_scale) = 0;

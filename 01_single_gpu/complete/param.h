@@ -28,10 +28,12 @@ struct Param {
     double init_std = 0;    // 0: all elements are init_value
     double init_value = 1;  // 1: norm weights; 0: biases
     double lr_scale = 1;    // the learning rate is multiplied by it (muP); weight decay is not
+    int64_t matrices = 1;   // of equal size, one below the other: experts
 
     Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
 
     bool is_matrix() const { return global_shape.size() == 2; }
+    int64_t matrix_rows() const { return global_shape[0] / matrices; }
     int64_t global_size() const;
     Shape local_shape() const;
     Rect real() const;  // `local` without its padding

@@ -25,6 +25,11 @@ void LocalStore::weights_changed() {
     optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
 }
 
+void LocalStore::update(int64_t step, double lr, double grad_scale) {
+    optimizer_->prepare(grad_scale);
+    optimizer_->update(step, lr, grad_scale);
+}
+
 double LocalStore::squares(Which which) const { return total_squares(model_.params(), which); }
 
 double LocalStore::matrix_squares() const {

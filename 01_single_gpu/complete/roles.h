@@ -150,7 +150,7 @@ class LocalStore : public ParamStore {
     std::vector<Tensor> gradient_parts(const Param& param) const override { return {param.grad}; }
     double squares(Which which) const override;
     double matrix_squares() const override;
-    void update(int64_t step, double lr, double grad_scale) override { optimizer_->update(step, lr, grad_scale); }
+    void update(int64_t step, double lr, double grad_scale) override;
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override { optimizer_->for_each_state(visit); }
     void states_changed() override { optimizer_->states_changed(); }

@@ -59,12 +59,12 @@ struct TrainOptions {
     std::string lr_schedule = "cosine";
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     double z_loss = 0;
-    int64_t loss_chunk = 0;  // rows of logits at a time; 0: all of a micro-batch
+    int64_t loss_chunk = 0;      // rows of logits at a time; 0: all of a micro-batch
     std::optional<int64_t> mup;  // base hidden size
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto", attention = "auto",
-                matmul = "auto";
+                matmul = "auto", optimizer = "adamw";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     std::vector<std::string> hf_ignore;            // keys of the loaded config.json

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/complete/muon.h"
 #include "01_single_gpu/complete/non_finite.h"
 #include "01_single_gpu/core/say.h"
 
@@ -68,7 +69,8 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       loop(&accumulate_),
       runtime(&one_rank_),
       batches(o, data),
-      local_store_(model, AdamW::maker(o.adamw())),
+      local_store_(model, o.optimizer == "muon" ? Muon::maker(o.adamw(), std::make_shared<Orthogonalizer>())
+                                                : AdamW::maker(o.adamw())),
       accumulate_(model),
       model_state_(step_state_of(model)),
       progress_(o.steps) {

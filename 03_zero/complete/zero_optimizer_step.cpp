@@ -72,6 +72,7 @@ std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
 // ---- the step -------------------------------------------------------------------------------------------------------
 
 void Zero::update(int64_t step, double lr, double grad_scale) {
+    for (FlatParam& flat : flats_) flat.optimizer->prepare(grad_scale);
     if (offloads()) {
         update_on_host(flats_, step, lr, grad_scale, model_.options.device);
         return publish_weights();

@@ -6,12 +6,12 @@
 
 namespace train70b {
 
-Fp8Trainer::Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const TensorComms& layout,
-                       const ZeroOptions& zero_options, const Precision& precision)
+Fp8Trainer::Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const Comm& ranks,
+                       const TensorComms& layout, const ZeroOptions& zero_options, const Precision& precision)
     : tensor_parallel(model, layout.tensor_ranks),
       fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)),
-      zero(model, layout.data_ranks, zero_options, make_optimizer_of(precision.optimizer, options.adamw()),
-           make_fp8_unsharder(fp8)) {
+      zero(model, layout.data_ranks, zero_options,
+           make_optimizer_of(precision.optimizer, options.adamw(), ranks, model.options), make_fp8_unsharder(fp8)) {
     trainer.store = &zero;
     trainer.groups.dp = trainer.groups.dp_cp = group_of(layout.data_ranks);
     trainer.groups.tp = group_of(layout.tensor_ranks);

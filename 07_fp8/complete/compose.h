@@ -13,15 +13,15 @@ struct Precision {
     std::string optimizer = "adamw";
 };
 
-// layout: the ranks of tensor parallelism and of ZeRO.
+// ranks: all of them; layout: those of tensor parallelism and of ZeRO.
 struct Fp8Trainer {
     TensorParallel tensor_parallel;
     Fp8 fp8;
     Zero zero;
 
     // Construct it before Trainer::allocate(); it gives the trainer its roles. The model and the trainer outlive this.
-    Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const TensorComms& layout,
-               const ZeroOptions& zero_options, const Precision& precision);
+    Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const Comm& ranks,
+               const TensorComms& layout, const ZeroOptions& zero_options, const Precision& precision);
 };
 
 }  // namespace train70b

@@ -15,11 +15,14 @@ void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
     flags.add("--optimizer", optimizer, "optimizer; moments of 4 bytes or 1 byte", one_of(names_of(optimizers())));
 }
 
-void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {
-    if (dtype != "fp64") return;
+void check_precision(const Fp8Options& options, const std::string& optimizer, const TrainOptions& training,
+                     bool offloads) {
+    const OptimizerEntry& entry = find_optimizer(optimizer);
+    if (entry.muon) check_muon(training.mup.has_value(), offloads);
+    if (training.dtype != "fp64") return;
     if (options.recipe != "off")
         usage_error("--fp8 {}: cannot be combined with --dtype fp64 (try --fp8 off, or --dtype fp32)", options.recipe);
-    if (optimizer != "adamw")
+    if (entry.scale_block > 0)
         usage_error("--optimizer {}: cannot be combined with --dtype fp64 (try --optimizer adamw)", optimizer);
 }
 

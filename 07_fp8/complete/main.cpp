@@ -27,12 +27,12 @@ static void program(int argc, char** argv) {
     p.prepare([&, node_ranks = ranks_on_this_node()] {
         const TrainOptions& o = p.options;
         check_tensor_parallel(o.model, o.seq_len, tp, {});
-        check_precision(precision.fp8, precision.optimizer, o.dtype);
-        check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype));
+        check_precision(precision.fp8, precision.optimizer, o, zero.offload != Offload::none);
+        check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype, 0));
         check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
     });
     const TensorComms layout = split(p.world, tp);
-    const Fp8Trainer composed(p.model(), p.trainer(), p.options, layout, zero, precision);
+    const Fp8Trainer composed(p.model(), p.trainer(), p.options, p.world, layout, zero, precision);
     p.allocate();
     say_layout(p, composed, layout, zero, precision);
     p.train();

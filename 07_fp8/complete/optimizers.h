@@ -3,22 +3,32 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/complete/optimizer.h"
+#include "01_single_gpu/complete/llama.h"
+#include "01_single_gpu/complete/muon.h"
+#include "02_data_parallel/comm.h"
 
 namespace train70b {
 
-// One value of --optimizer. To add one, add it to the list in flags.cpp: memory, plans and checkpoints follow.
+// One value of --optimizer. To add one, add it to the list in optimizers.cpp: memory, plans and checkpoints follow.
 struct OptimizerEntry {
     std::string name;
-    MakeOptimizer (*maker)(const AdamW::Hyper& hyper);
+    // matrices: who orthogonalizes, for muon; otherwise null.
+    MakeOptimizer (*maker)(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices);
     DType (*moments)(DType dtype);  // the dtype of both moments; dtype: of the parameters
     int64_t scale_block = 0;        // elements of a row whose moments share two fp32 scales; 0: no scales
+    bool muon = false;              // what takes_muon() has one moment only, and is updated as whole matrices
+
+    // Of a parameter: "exp_avg", and "exp_avg_sq" perhaps.
+    int moments_of(const Param& param) const { return muon && takes_muon(param) ? 1 : 2; }
 };
 const std::vector<OptimizerEntry>& optimizers();
 const OptimizerEntry& find_optimizer(const std::string& name);  // usage error for an unknown name
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
-// Per parameter: of the two moments and their scales; and with the master weight where dtype needs one.
-double moment_bytes(const std::string& optimizer, DType dtype);
-double state_bytes(const std::string& optimizer, DType dtype);
+// stage: all ranks of the pipeline stage.
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& stage = {},
+                                const Llama::Options& types = {});
+// Bytes per parameter: of the moments and their scales; and with the master weight where dtype needs one. muon_share:
+// the share of parameters that takes_muon().
+double moment_bytes(const std::string& optimizer, DType dtype, double muon_share);
+double state_bytes(const std::string& optimizer, DType dtype, double muon_share);
 
 }  // namespace train70b

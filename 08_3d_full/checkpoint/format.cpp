@@ -59,8 +59,9 @@ std::vector<Rect> rectangles(const Rect& local, int64_t offset, int64_t size) {
 
 // ---- the manifest --------------------------------------------------------------------------------------------------
 
-std::vector<std::string> Manifest::states() const {
+std::vector<std::string> Manifest::states_of(const Param& param) const {
     if (kind == "weights") return {"weight"};
+    if (find_optimizer(optimizer).moments_of(param) == 1) return {"weight", "exp_avg"};
     return {"weight", "exp_avg", "exp_avg_sq"};
 }
 
@@ -107,35 +108,37 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
         usage_error("{}: lists {} tensors of a model of {} layers: elements are in no file", path, tensors,
                     manifest.model.layers);
     std::map<std::string, std::vector<Rect>> found;  // "state/param"
-    std::map<std::string, Shape> shapes;
-    for (const Param& param : all_params(manifest.model)) shapes[param.name] = param.global_shape;
-    const std::vector<std::string> states = manifest.states();
+    std::map<std::string, Param> params;
+    for (const Param& param : all_params(manifest.model)) params[param.name] = param;
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
             if (name.starts_with("fp8/") || name.starts_with("scale/") || is_row_of_other_part(name)) continue;
             const auto piece = Piece::parse(name);
-            if (!piece || std::find(states.begin(), states.end(), piece->state) == states.end())
+            const auto known = params.find(piece ? piece->param : "");
+            if (piece && known == params.end())
+                usage_error("{}: {} lists {}, which is not a parameter of the model", path, file.name, quoted(name));
+            const std::vector<std::string> states =
+                piece ? manifest.states_of(known->second) : std::vector<std::string>();
+            if (std::find(states.begin(), states.end(), piece ? piece->state : "") == states.end())
                 usage_error("{}: {} lists tensor {}, which is not part of a {} checkpoint", path, file.name,
                             quoted(name), manifest.kind);
-            const auto shape = shapes.find(piece->param);
-            if (shape == shapes.end())
-                usage_error("{}: {} lists {}, which is not a parameter of the model", path, file.name, quoted(name));
-            const int64_t cols = piece->matrix && shape->second.size() == 2 ? shape->second[1] : 1;
-            if (piece->matrix != (shape->second.size() == 2) ||
-                piece->rect.row_begin + piece->rect.rows > shape->second[0] ||
+            const Param& param = known->second;
+            const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1;
+            if (piece->matrix != param.is_matrix() ||
+                piece->rect.row_begin + piece->rect.rows > param.global_shape[0] ||
                 piece->rect.col_begin + piece->rect.cols > cols)
                 usage_error("{}: {} lists {}, but the parameter is {}", path, file.name, quoted(name),
-                            to_string(shape->second));
+                            to_string(param.global_shape));
             found[piece->state + "/" + piece->param].push_back(piece->rect);
         }
-    for (const auto& [name, shape] : shapes)
-        for (const std::string& state : states) {
+    for (const auto& [name, param] : params)
+        for (const std::string& state : manifest.states_of(param)) {
             std::vector<Rect>& rects = found[state + "/" + name];
             std::sort(rects.begin(), rects.end(), [](const Rect& a, const Rect& b) {
                 return std::pair(a.row_begin, a.col_begin) < std::pair(b.row_begin, b.col_begin);
             });
-            int64_t covered = 0, all = 1;
-            for (const int64_t dim : shape) all *= dim;
+            int64_t covered = 0;
+            const int64_t all = param.global_size();
             for (size_t i = 0; i < rects.size(); ++i) {
                 covered += rects[i].size();
                 for (size_t j = i + 1; j < rects.size(); ++j) {
@@ -143,8 +146,8 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
                     if (b.row_begin >= a.row_begin + a.rows) break;
                     if (b.col_begin < a.col_begin + a.cols && a.col_begin < b.col_begin + b.cols)
                         usage_error("{}: two rectangles of {}/{} overlap: {} and {}", path, state, name,
-                                    Piece{state, name, a, shape.size() == 2}.name(),
-                                    Piece{state, name, b, shape.size() == 2}.name());
+                                    Piece{state, name, a, param.is_matrix()}.name(),
+                                    Piece{state, name, b, param.is_matrix()}.name());
                 }
             }
             if (covered != all)

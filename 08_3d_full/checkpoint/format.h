@@ -61,7 +61,7 @@ struct Manifest {
     std::shared_ptr<const nlohmann::json> json;  // all of it
 
     // The states of every element: "weight", and with the optimizer's "exp_avg", "exp_avg_sq".
-    std::vector<std::string> states() const;
+    std::vector<std::string> states_of(const Param& param) const;
 };
 
 // The model whose config.json a manifest has: with dense layers only, because no family has all that there is here.

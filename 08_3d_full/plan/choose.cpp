@@ -83,7 +83,8 @@ int64_t fewest_gpus(const PlanRequest& request, double limit) {
     PlanRequest r = request;
     r.dp.clear();  // the axis that grows with the number of devices
     const int64_t gpus_per_node = r.gpus_per_node;
-    const double states = double(size_of(r.dtype) + size_of(r.grad_dtype)) + state_bytes(r.optimizer, r.dtype);
+    const double states =
+        double(size_of(r.dtype) + size_of(r.grad_dtype)) + state_bytes(r.optimizer, r.dtype, muon_share(r.model));
     const double bound = states * double(r.model.parameters()) / limit;  // if everything is divided evenly
     constexpr int64_t kMost = 1 << 20, kMostTries = 256;
     if (!(bound <= double(kMost))) return 0;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/registry.h"
 #include "05_pipeline/complete/schedule_simulation.h"
 #include "07_fp8/complete/optimizers.h"
@@ -21,10 +22,17 @@ std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estima
 }
 
 Estimator::Estimator(const PlanRequest& request, const ClusterModel& cluster)
-    : request_(request),
-      cluster_(cluster),
-      network_(cluster, request.gpus),
-      element_(int64_t(size_of(request.dtype))) {}
+    : request_(request), cluster_(cluster), network_(cluster, request.gpus), element_(int64_t(size_of(request.dtype))) {
+    if (!find_optimizer(request.optimizer).muon) return;
+    for (const Param& param : all_params(request.model)) {
+        if (!takes_muon(param)) continue;
+        const int64_t rows = param.matrix_rows(), cols = param.global_shape[1];
+        const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
+        const double step = product(small, small, large, false) + product(small, small, small, false) +
+                            product(small, large, small, false);
+        orthogonalization_ += double(param.matrices) * kNewtonSchulzSteps * step / double(request.model.layers);
+    }
+}
 
 double Estimator::op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype) {
     return op_seconds(cluster_.device, {name, std::move(shape), dtype, flops, bytes});
@@ -324,8 +332,13 @@ Estimate Estimator::operator()(const Layout& l) {
         }
         // Master weights and moments are read and written, gradients read, weights written.
         const double owned = stage.elements / double(l.shards()) + stage.ep_elements / double(l.ep_shards());
-        const double states = state_bytes(request_.optimizer, request_.dtype);
+        const double states = state_bytes(request_.optimizer, request_.dtype, muon_share(request_.model));
         e.update += memory_bound(owned * (2 * states + g + a));
+        if (orthogonalization_ > 0) {  // Muon: by owners, to whom parts go and from whom they come back
+            const int64_t ranks = l.tp * l.cp * l.dp;
+            e.update += orthogonalization_ * double(stage.layers) / double(ranks) +
+                        2 * seconds_of("all_to_all", a * owned, 1, ranks);
+        }
         if (l.pp > 1) {
             const double busy = e.compute + e.recompute + e.tp + e.cp + e.ep;
             const int64_t p = l.pp, v = l.virtual_stages;

@@ -70,7 +70,8 @@ class Estimator {
     const PlanRequest& request_;
     const ClusterModel& cluster_;
     Network network_;
-    int64_t element_;  // bytes of an activation
+    int64_t element_;               // bytes of an activation
+    double orthogonalization_ = 0;  // seconds of Muon's, for a layer on one rank
     std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute, int64_t, bool>, Layer> layers_;
     std::map<std::tuple<int64_t, int64_t, int64_t, bool>, PassSeconds> heads_;
     std::map<std::tuple<std::string, double, int64_t, int64_t>, double> seconds_;

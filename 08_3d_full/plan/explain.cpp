@@ -196,7 +196,8 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     const Layout& w = winner.candidate.layout;
     const LlamaConfig& c = r.model;
     const double parameters = double(c.parameters()), gpus = double(r.gpus);
-    const double states = double(size_of(r.dtype) + size_of(r.grad_dtype)) + state_bytes(r.optimizer, r.dtype);
+    const double states =
+        double(size_of(r.dtype) + size_of(r.grad_dtype)) + state_bytes(r.optimizer, r.dtype, muon_share(r.model));
     const double all = parameters * states, best_s = winner.candidate.estimate.seconds();
     const auto against = [&](const Candidate& other) {
         return fmt::format("{:.2f} x the chosen step ({})", other.estimate.seconds() / best_s,
@@ -321,7 +322,8 @@ RunCost run_cost(double tokens, double tokens_per_s, double gpus, double price_p
 }
 
 double checkpoint_bytes(const PlanRequest& r) {
-    return double(r.model.parameters()) * (double(size_of(stats_dtype(r.dtype))) + moment_bytes(r.optimizer, r.dtype));
+    return double(r.model.parameters()) *
+           (double(size_of(stats_dtype(r.dtype))) + moment_bytes(r.optimizer, r.dtype, muon_share(r.model)));
 }
 
 Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {

@@ -54,13 +54,14 @@ struct RankUnits {
 
 StateMemory state_memory(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
     const int64_t a = size_of(w.dtype), g = size_of(w.grad_dtype), stage = config.zero.stage;
-    const double state = state_bytes(config.optimizer, w.dtype);
     StateMemory memory;
     int64_t shards = 0;
     for (const Units* unit : {&units.embedding, &units.dense, &units.sparse, &units.experts, &units.head}) {
         const int64_t part = unit->count * unit->part(), padded = part * unit->shards;
         memory.params += a * (stage == 3 ? part : padded);
         memory.grads += g * (stage >= 2 ? part : padded);
+        const bool in_block = unit != &units.embedding && unit != &units.head;
+        const double state = state_bytes(config.optimizer, w.dtype, in_block ? 1 : 0);
         memory.optimizer += std::llround(state * double(unit->count * (stage == 0 ? unit->elements : unit->own())));
         shards += part;
     }
@@ -160,6 +161,23 @@ BlockBytes block_bytes(const Workload& w, const ParallelConfig& config, bool spa
     bytes.input = before + rows * input;
     bytes.end = rows * std::max(a * ((again ? 1 : 2) * E + part), h_again);
     return bytes;
+}
+
+// Muon's matrices at their owners (03_zero/complete/matrix_owners.h), on the way there or back, and what the dearest
+// takes itself.
+double exchange_of_matrices(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
+    double all = 0, own = 0;  // elements of the rank's stage that it has unsharded, in blocks; of its shards
+    for (const Units* unit : {&units.dense, &units.sparse, &units.experts}) {
+        all += double(unit->count * unit->elements);
+        own += double(unit->count * (config.zero.stage == 0 ? unit->elements : unit->own()));
+    }
+    const LlamaConfig& c = w.model;
+    const double copies = config.zero.stage == 0 ? double(config.mesh.dp * config.mesh.cp) : 1,
+                 a = double(size_of(w.dtype));
+    const double owned = all / double(config.mesh.dp * config.mesh.cp);
+    const double matrix = double(c.hidden) * double(std::max(c.ffn, c.q_width()));
+    if (config.mesh.stage_ranks() == 1) return a * 4 * matrix;
+    return a * (owned + std::max(copies * owned + own, 4 * matrix));
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
@@ -290,6 +308,7 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
         if (chunk.open++ == 0) open += chunk.unsharded;
         note(held + hidden + larger(&BlockBytes::end), open + grad * reducing);
     }
+    if (find_optimizer(config.optimizer).muon) note(0, exchange_of_matrices(units, w, config));
     activations += 3 * 4 * rows * double(w.micro_batches(mesh.dp));  // tokens, targets, positions
     const StateMemory states = state_memory(units, w, config);
     MemoryPeak peak{.kind = {states.params, states.grads, states.optimizer, std::llround(activations), 0,

@@ -83,6 +83,7 @@ Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double ou
     expert_gate_up = make_param(prefix + "experts.gate_up_proj", {N * 2 * F, c.hidden}, init_std);
     expert_down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
     expert_gate_up.over_ep = expert_down.over_ep = true;
+    expert_gate_up.matrices = 2 * N, expert_down.matrices = N;
     unit = {.name = fmt::format("experts {}", layer), .params = {&expert_gate_up, &expert_down}, .inside = true};
     if (config_.sigmoid || config_.balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
     if (config_.balance.of_batch) fractions_.assign(size_t(N), 1.0f);

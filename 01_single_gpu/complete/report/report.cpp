@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "01_single_gpu/complete/optimizer.h"
+#include "01_single_gpu/complete/muon.h"
 #include "01_single_gpu/core/json.h"
 
 namespace train70b {
@@ -52,7 +52,7 @@ void Metrics::write(const ordered_json& line) {
 }
 
 Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
-                   const MemoryPeak& peak) {
+                   const MemoryPeak& peak, const std::string& optimizer) {
     const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
     const int64_t state = AdamW::state_bytes(options.dtype);
     const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute,
@@ -63,9 +63,11 @@ Table memory_table(const LlamaConfig& config, const Llama::Options& options, int
     };
     row(Memory::params, weight * n, fmt::format("{} N, N = {} parameters", weight, n));
     row(Memory::grads, grad * n, fmt::format("{} N", grad));
-    row(Memory::optimizer, state * n,
-        fmt::format("{} N: exp_avg, exp_avg_sq{} in {}", state, master_bytes(options.dtype) ? ", master" : "",
-                    name_of(stats_dtype(options.dtype))));
+    const int64_t moment = size_of(stats_dtype(options.dtype)), m = optimizer == "muon" ? muon_elements(config) : 0;
+    row(Memory::optimizer, state * n - moment * m,
+        fmt::format("{} N{}: exp_avg, exp_avg_sq{}{} in {}", state, m > 0 ? fmt::format(" - {} M", moment) : "",
+                    m > 0 ? fmt::format(" (not for Muon's M = {})", m) : "",
+                    master_bytes(options.dtype) ? ", master" : "", name_of(stats_dtype(options.dtype))));
     row(Memory::activations, act.total,
         fmt::format("{} blocks x {} + {} + working set {}", config.layers, act.block, act.fixed, act.working));
     row(Memory::workspace, "-", "depends on the device");

@@ -27,9 +27,9 @@ class Metrics {
 inline void say(const Table& table) { say("\n{}", table.text()); }  // after an empty line
 
 // Measured bytes per kind next to the formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer
-// states, and the activation formula of config.h.
+// states (half of the moments with Muon, in blocks), and the activation formula of config.h.
 Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
-                   const MemoryPeak& peak);
+                   const MemoryPeak& peak, const std::string& optimizer = "adamw");
 
 // Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory
 // is shown only where there is some.

@@ -97,9 +97,9 @@ void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks
     if (config.tensor.overlap && mesh.tp > 1 && config.fp8.recipe != "off")
         usage_error("--tp-overlap on: not supported with --fp8 {} (try --tp-overlap off, or --fp8 off)",
                     config.fp8.recipe);
-    check_precision(config.fp8, config.optimizer, options.dtype);
+    check_precision(config.fp8, config.optimizer, options, config.zero.offload != Offload::none);
     check_zero(config.zero, options, mesh.dp * mesh.cp, ranks_on_this_node(),
-               moment_bytes(config.optimizer, options.llama().dtype));
+               moment_bytes(config.optimizer, options.llama().dtype, 0));
     check_fp8(config.fp8, c, options.micro_batch * options.seq_len / mesh.cp, mesh.tp);
     schedule_of(config, options);
     stage_of(config, c, 0);  // the check does not depend on the rank

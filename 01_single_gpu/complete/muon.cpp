@@ -1,0 +1,140 @@
+#include "01_single_gpu/complete/muon.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "01_single_gpu/complete/hf/hf.h"
+
+namespace train70b {
+
+namespace {
+constexpr double kMomentum = 0.95, kUpdateRms = 0.2;
+constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
+
+Tensor times(const Tensor& x, double factor) {
+    Tensor y = Tensor::like(x, Memory::workspace);
+    copy(y, x);
+    scale(y, factor);
+    return y;
+}
+}  // namespace
+
+Tensor orthogonalized(const Tensor& u, DType dtype) {
+    const bool tall = u.shape()[0] > u.shape()[1];
+    const double norm = std::sqrt(total_squares({u}));
+    Tensor x = times(converted(u, dtype, u.device()), 1 / std::max(norm, 1e-7));
+    for (int step = 0; step < kNewtonSchulzSteps; ++step) {
+        const Tensor A = matmul(x, x, tall ? Transpose::a : Transpose::b, Memory::workspace);
+        Tensor B = times(A, kB / kC), next = times(x, kA);
+        matmul_into(B, A, A, Transpose::none, 1);
+        scale(B, kC);
+        matmul_into(next, tall ? x : B, tall ? B : x, Transpose::none, 1);
+        x = next;
+    }
+    return x;
+}
+
+double newton_schulz_flops(int64_t rows, int64_t cols) {
+    const double small = double(std::min(rows, cols)), large = double(std::max(rows, cols));
+    return kNewtonSchulzSteps * (4 * small * small * large + 2 * small * small * small);
+}
+
+bool takes_muon(const Param& param) {
+    return param.is_matrix() && param.name != "model.embed_tokens.weight" && param.name != "lm_head.weight";
+}
+
+int64_t muon_elements(const LlamaConfig& config) {
+    int64_t sum = 0;
+    for (const Param& param : all_params(config)) sum += takes_muon(param) * param.global_size();
+    return sum;
+}
+
+double muon_share(const LlamaConfig& config) { return double(muon_elements(config)) / double(config.parameters()); }
+
+void check_muon(bool mup, bool offloads) {
+    if (offloads)
+        usage_error(
+            "--offload: --optimizer muon's products are the device's (try --offload none, or --optimizer adamw)");
+    if (mup)
+        usage_error(
+            "--optimizer muon: its updates have one size at any width, --mup is AdamW's (try --optimizer adamw)");
+}
+
+void Orthogonalizer::orthogonalize() {
+    for (Segment& segment : segments_) {
+        const int64_t rows = segment.param->matrix_rows(), cols = segment.param->local.cols;
+        for (int64_t begin = 0; begin < segment.grad.size(); begin += rows * cols) {
+            Tensor u = segment.grad.element_slice(begin, {rows, cols});
+            copy(u, orthogonalized(u, segment.data.dtype()));
+        }
+    }
+}
+
+Muon::Muon(const std::vector<Segment>& segments, const AdamW::Hyper& hyper, Memory states,
+           std::shared_ptr<Orthogonalizer> matrices)
+    : hyper_(hyper), matrices_(std::move(matrices)) {
+    std::vector<Segment> rest;
+    for (const Segment& segment : segments) {
+        if (!takes_muon(*segment.param)) {
+            rest.push_back(segment);
+            continue;
+        }
+        Tensor exp_avg(segment.data.shape(), stats_dtype(segment.data.dtype()), segment.data.device(), states);
+        fill(exp_avg, 0);
+        states_.push_back({segment, make_master(segment.data, states), exp_avg});
+        matrices_->add(segment);
+    }
+    rest_ = std::make_unique<AdamW>(rest, hyper, states);
+}
+
+MakeOptimizer Muon::maker(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices) {
+    return [hyper, matrices](std::vector<Segment> segments, Memory states) {
+        return std::make_unique<Muon>(segments, hyper, states, matrices);
+    };
+}
+
+void Muon::prepare(double grad_scale) {
+    for (State& state : states_) {
+        Tensor& u = state.segment.grad;
+        scale(u, (1 - kMomentum) * grad_scale);
+        scale(state.exp_avg, kMomentum);
+        add(state.exp_avg, state.exp_avg, u);
+        add(u, u, times(state.exp_avg, kMomentum));
+    }
+    matrices_->prepare();
+}
+
+void Muon::update(int64_t step, double lr, double grad_scale) {
+    matrices_->run();
+    for (State& state : states_) {
+        const Param& param = *state.segment.param;
+        Tensor &u = state.segment.grad, &w = state.master ? state.master : state.segment.data;
+        scale(u, -lr * kUpdateRms * std::sqrt(double(std::max(param.matrix_rows(), param.global_shape[1]))));
+        scale(w, 1 - lr * hyper_.weight_decay);
+        add(w, w, u);
+        if (state.master) copy(state.segment.data, w);
+    }
+    rest_->update(step, lr, grad_scale);
+}
+
+void Muon::weights_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.master, state.segment.data);
+    rest_->weights_changed();
+}
+
+void Muon::for_each_state(const StateVisitor& visit) {
+    for (State& state : states_) {
+        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
+        visit(state.segment, "exp_avg", state.exp_avg);
+    }
+    rest_->for_each_state(visit);
+}
+
+void Muon::states_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.segment.data, state.master);
+    rest_->states_changed();
+}
+
+}  // namespace train70b

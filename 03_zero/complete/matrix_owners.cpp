@@ -1,0 +1,154 @@
+#include "03_zero/complete/matrix_owners.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace train70b {
+
+std::vector<MatrixOwners::Part> MatrixOwners::parts_of(const Segment& segment) {
+    const Param& param = *segment.param;
+    const Rect local = param.real();
+    Part part{.param = param.key(0) >> 11,  // exact in a double
+              .rows = param.matrix_rows(),
+              .cols = param.global_shape[1],
+              .width = local.cols};
+    const int64_t slab = part.rows * part.width, end = std::min(segment.offset + segment.grad.size(), local.size());
+    std::vector<Part> list;
+    for (int64_t at = segment.offset; at < end; at += part.size) {
+        const int64_t in_stack = local.row_begin * part.width + at, in_slab = in_stack % slab;
+        part.matrix = in_stack / slab;
+        part.begin = local.col_begin * part.rows + in_slab;
+        part.size = std::min(end - at, slab - in_slab);
+        list.push_back(part);
+    }
+    return list;
+}
+
+std::vector<MatrixOwners::Holders> MatrixOwners::plan(const std::vector<std::vector<Part>>& of_ranks) {
+    std::map<Part, std::vector<int>> holders;  // of copies: only equal parts overlap
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+        for (const Part& part : of_ranks[rank]) holders[part].push_back(int(rank));
+    std::vector<Holders> parts;
+    std::map<decltype(Part().whole()), int> owners;
+    for (const auto& [part, ranks] : holders) {
+        parts.push_back({part, ranks});
+        owners[part.whole()] = 0;
+    }
+    struct Cost {
+        double flops;
+        int* owner;
+    };
+    std::vector<Cost> costs;
+    for (auto& [whole, owner] : owners)
+        costs.push_back({newton_schulz_flops(std::get<2>(whole), std::get<3>(whole)), &owner});
+    std::stable_sort(costs.begin(), costs.end(), [](const Cost& a, const Cost& b) { return a.flops > b.flops; });
+    std::vector<double> load(of_ranks.size());
+    for (const Cost& cost : costs) {
+        const auto least = std::min_element(load.begin(), load.end());
+        *cost.owner = int(least - load.begin());
+        *least += cost.flops;
+    }
+    for (Holders& part : parts) part.owner = owners[part.part.whole()];
+    return parts;
+}
+
+void MatrixOwners::agree() {
+    std::vector<double> own;
+    for (const Segment& segment : segments_) {
+        int64_t at = 0;
+        for (const Part& part : parts_of(segment)) {
+            mine_[part] = segment.grad.element_slice(at, {part.size});
+            at += part.size;
+            for (const int64_t number :
+                 {int64_t(part.param), part.matrix, part.rows, part.cols, part.width, part.begin, part.size})
+                own.push_back(double(number));
+        }
+    }
+    constexpr size_t kNumbers = 7;
+    own.resize(size_t(ranks_.max(double(own.size()))), 0);
+    const std::vector<double> all = ranks_.gather(own);
+    std::vector<std::vector<Part>> of_ranks(size_t(ranks_.size()));
+    for (size_t at = 0; at < all.size(); at += kNumbers) {
+        const auto number = [&](size_t i) { return int64_t(all[at + i]); };
+        if (number(6) > 0)
+            of_ranks[at / own.size()].push_back(
+                {uint64_t(number(0)), number(1), number(2), number(3), number(4), number(5), number(6)});
+    }
+    parts_ = plan(of_ranks);
+    std::map<decltype(Part().whole()), int64_t> missing;
+    for (const Holders& holders : parts_) {
+        const Part& part = holders.part;
+        missing.try_emplace(part.whole(), part.rows * part.cols).first->second -= part.size;
+    }
+    for (const auto& [whole, elements] : missing)
+        CHECK(elements == 0 || !ranks_.has_peers(), "a matrix of {} x {}: {} elements too few", std::get<2>(whole),
+              std::get<3>(whole), elements);
+}
+
+// Of each part: from its first holder to its owner, or back to all that hold it.
+void MatrixOwners::exchange(const std::vector<Tensor>& at_owner, bool back) {
+    const size_t ranks = size_t(ranks_.size());
+    std::vector<std::vector<Tensor>> out(ranks), in(ranks);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        const auto& [part, holders, owner] = parts_[i];
+        for (const int holder : holders) {
+            if (owner == ranks_.rank()) (back ? out : in)[size_t(holder)].push_back(at_owner[i]);
+            if (holder == ranks_.rank()) (back ? in : out)[size_t(owner)].push_back(mine_.at(part));
+            if (!back) break;
+        }
+    }
+    const auto counts = [](const std::vector<std::vector<Tensor>>& of_ranks) {
+        std::vector<int64_t> list;
+        for (const std::vector<Tensor>& tensors : of_ranks)
+            list.push_back(std::accumulate(tensors.begin(), tensors.end(), int64_t(0),
+                                           [](int64_t sum, const Tensor& x) { return sum + x.size(); }));
+        return list;
+    };
+    const auto message = [&](const std::vector<int64_t>& sizes) {
+        return Tensor({std::accumulate(sizes.begin(), sizes.end(), int64_t(0))}, dtype_, device_, Memory::workspace);
+    };
+    const auto for_each = [](std::vector<std::vector<Tensor>>& of_ranks, const Tensor& message, const auto& body) {
+        int64_t at = 0;
+        for (std::vector<Tensor>& tensors : of_ranks)
+            for (Tensor& x : tensors) {
+                Tensor in_message = message.element_slice(at, x.shape());
+                body(x, in_message);
+                at += x.size();
+            }
+    };
+    const std::vector<int64_t> sent = counts(out), received = counts(in);
+    const Tensor sending = message(sent), receiving = message(received);
+    for_each(out, sending, [](Tensor& x, Tensor& in_message) { copy(in_message, x); });
+    ranks_.all_to_all(receiving, received, sending, sent).wait();
+    for_each(in, receiving, [](Tensor& x, Tensor& in_message) { copy(x, in_message); });
+}
+
+void MatrixOwners::orthogonalize() {
+    if (ranks_.size() == 1) return Orthogonalizer::orthogonalize();
+    if (parts_.empty()) agree();
+    struct Owned {
+        Part part;
+        Tensor slabs;
+    };
+    std::vector<Owned> owned;
+    std::vector<Tensor> at_owner(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        const auto& [part, holders, owner] = parts_[i];
+        if (owner != ranks_.rank()) continue;
+        if (owned.empty() || owned.back().part.whole() != part.whole()) {
+            owned.push_back({part, Tensor({part.rows * part.cols}, dtype_, device_, Memory::workspace)});
+            if (!ranks_.has_peers()) fill(owned.back().slabs, 0);  // what they would have sent
+        }
+        at_owner[i] = owned.back().slabs.element_slice(part.begin, {part.size});
+    }
+    exchange(at_owner, false);
+    for (auto& [part, slabs] : owned) {
+        const int64_t count = part.cols / part.width;
+        Tensor u({part.rows, part.cols}, dtype_, device_, Memory::workspace);
+        swap_blocks(u, slabs, count, part.rows);
+        swap_blocks(slabs, orthogonalized(u, dtype_), part.rows, count);
+    }
+    exchange(at_owner, true);
+}
+
+}  // namespace train70b
