@@ -102,7 +102,7 @@ def table(c):
     ):
         for d in deviations[:1]:
             rows.append((what, "equal" if d.relative == 0 else f"worst {d.relative:.3g}, {d.name}"))
-    lines = c.problems + [f"{what:<26}{text}" for what, text in rows]
+    lines = c.problems + [f"{what:<25} {text}" for what, text in rows]
     shown = c.gradients[:5]
     lines += ["", f"gradients at step 1, the worst {len(shown)} of {len(c.gradients)} parameters"]
     if c.exact:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the eight reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
+"""Makes the nine reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
 
 Run:   python3 docs/references.py [--programs build/bin] [--out docs/references] [--dtype fp32|fp64|bf16]
 """
@@ -34,6 +34,7 @@ REFERENCES = {
         "--dense-layers 1 --expert-groups 4 --top-groups 2 --router-scale 2.5",
         "flags": "--aux-loss 0",
     },
+    "muon": {"flags": "--optimizer muon"},
     "clipped": {"flags": "--clip 0.05 --eps 1e-3 --lr 0.01 --weight-decay 0.3 --warmup-steps 2"},
 }
 

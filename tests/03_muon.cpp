@@ -33,6 +33,7 @@ TEST_CASE("owners: one for each matrix, by cost; a part that several ranks hold 
     };
     EXPECT(plan[0].ranks == std::vector<int>{0, 1});
     EXPECT(plan[1].ranks == std::vector<int>{0});
+    EXPECT((plan[0].from == 0 && plan[1].from == 0 && plan[2].from == 1));
     EXPECT((owner(large) == 0 && owner(half) == 1 && owner(rest) == 1 && owner(other) == 2 && owner(third) == 1));
 }
 

@@ -35,7 +35,8 @@ class Comparison {
     explicit Comparison(const char* what) : what_(what) {}
 
     // Whether the formula is within kFormulaError of the dry run, for the largest of the ranks that may be it.
-    bool agrees(const TrainOptions& o, const ParallelConfig& config, const std::string& text) {
+    bool agrees(const TrainOptions& o, const ParallelConfig& config, const std::string& text,
+                double bound = kFormulaError) {
         const Dataset data = text_of(folder_, o.model.vocab, o.seq_len);
         double formula = 0, booked = 0;
         const Mesh& mesh = config.mesh;
@@ -53,7 +54,7 @@ class Comparison {
         }
         ++layouts_;
         sum_ += std::abs(error);
-        const bool agree = std::abs(error) <= kFormulaError && formula * (1 - kFormulaError) <= booked;
+        const bool agree = std::abs(error) <= bound && formula * (1 - bound) <= booked;
         if (!agree)
             fmt::print("{}: {:.3g} GB, by formula {:.3g}: {:+.1f}%\n", text, booked / 1e9, formula / 1e9, 100 * error);
         return agree;
@@ -89,6 +90,8 @@ std::pair<PlanRequest, Layout> draw_plan(int64_t number, uint64_t attempt) {
     if (layouts.empty()) return draw_plan(number, attempt + 1);
     const Layout layout = layouts[size_t(dice.below(int64_t(layouts.size())))];
     if (!(double(largest_rank(r, layout).second.total) <= kMostBytes)) return draw_plan(number, attempt + 1);
+    // Not with experts: simulated ranks are taken for copies of this one, which has few of them.
+    if (r.optimizer == "adamw" && dice.below(2) == 0 && r.model.experts.count == 0) r.optimizer = "muon";
     return {r, layout};
 }
 
@@ -128,7 +131,8 @@ TEST_CASE("drawn layouts, of every model, schedule, technique and precision") {
         EXPECT(
             drawn.agrees(o, config_of(r, layout),
                          fmt::format("{}, {} tokens, batch {}, {}, {}, fp8 {}, {}", r.model.name, r.seq_len,
-                                     r.global_batch, short_text(layout), r.cp_algorithm, r.fp8.recipe, r.optimizer)));
+                                     r.global_batch, short_text(layout), r.cp_algorithm, r.fp8.recipe, r.optimizer),
+                         r.optimizer == "muon" ? 2 * kFormulaError : kFormulaError));  // its owners have whole matrices
     }
     // What NCCL's kernels take leaves 8 multiprocessors (backend_nccl.cu) of an A100, which has 108, and so of an H100.
     fmt::print("drawn: at most {} CTAs\n", CtaShare::most);

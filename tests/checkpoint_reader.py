@@ -122,10 +122,15 @@ def read(folder):
     assert manifest["ranks"] == math.prod(axes) == len(manifest["files"])
     tensors, rows = read_files(folder, manifest)
     shapes = shapes_of(manifest["model"], manifest.get("experts"))
-    states = ["weight"] if manifest["kind"] == "weights" else ["weight", "exp_avg", "exp_avg_sq"]
+
+    def states_of(name):
+        if manifest["kind"] == "weights":
+            return ["weight"]
+        muon = manifest["optimizer"] == "muon" and ".layers." in name and len(shapes[name]) == 2
+        return ["weight", "exp_avg"] if muon else ["weight", "exp_avg", "exp_avg_sq"]
     wide = np.dtype("<f8" if manifest["dtype"] == "fp64" else "<f4")
     found = {f"{state}/{name}": np.full((*shape, 1)[:2], np.nan, wide)
-             for name, shape in shapes.items() for state in states}
+             for name, shape in shapes.items() for state in states_of(name)}
     for name, values in tensors.items():
         match = NAME.fullmatch(name)
         state, param = match[1], match[2]

@@ -105,6 +105,7 @@ inline std::vector<Case> cases() {
     context.mesh = {.tp = 2, .cp = 2, .dp = 2};
     context.tensor.sequence_parallel = true;
     context.zero.stage = 2;
+    context.optimizer = "muon";
     v.pipeline.schedule = "zb-v";
     return {{"dp 8, ZeRO-0", "fp32", plain},
             {"dp 2, tp 2, pp 2, ZeRO-1", "bf16", mixed},
@@ -113,7 +114,7 @@ inline std::vector<Case> cases() {
             {"ZeRO-3, tp 2, pp 2, delayed FP8", "bf16", fp8},
             {"interleaved, ZeRO-2, offload, 8-bit moments", "bf16", interleaved},
             {"zb-v, ZeRO-1", "fp32", v},
-            {"tp 2, cp 2, sequence parallel, ZeRO-2", "fp64", context}};
+            {"tp 2, cp 2, sequence parallel, ZeRO-2, Muon", "fp64", context}};
 }
 
 }  // namespace train70b::test

@@ -20,6 +20,8 @@ RUNS = {  # name: ranks and flags; what a run resumes from is made first
     "tp-pp": (4, "--dtype fp64 --tp 2 --pp 2"),
     "dp-tp": (4, "--dtype fp64 --dp 2 --tp 2 --zero 1 --sequence-parallel on"),
     "dp-cp": (4, "--dtype fp64 --dp 2 --cp 2 --zero 3"),
+    "muon-one": (1, "--dtype fp64 --optimizer muon"),
+    "muon": (4, "--dtype fp64 --optimizer muon --tp 2 --dp 2 --zero 2"),
     "tied-one": (1, "--dtype fp64 --tied-embeddings on"),
     "tied": (4, "--dtype fp64 --tied-embeddings on --tp 2 --pp 2"),
     "bf16": (4, f"{BF16} --tp 2 --dp 2 --zero 2 --weights-every 2"),
@@ -70,7 +72,7 @@ def relative_difference(a, b):
 
 
 @pytest.mark.parametrize("name, like", [("tp-pp", "one"), ("dp-tp", "one"), ("dp-cp", "one"), ("tied", "tied-one"),
-                                        ("sparse", "sparse-one")])
+                                        ("muon", "muon-one"), ("sparse", "sparse-one")])
 def test_all_states_of_a_layout_are_one_ranks(folder, name, like):
     manifest, states, _ = read(folder(name) / "step-3")
     _, one, _ = read(folder(like) / "step-3")

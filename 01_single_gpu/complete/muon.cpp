@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "01_single_gpu/complete/hf/hf.h"
-
 namespace train70b {
 
 namespace {
@@ -43,10 +41,8 @@ bool takes_muon(const Param& param) {
     return param.is_matrix() && param.name != "model.embed_tokens.weight" && param.name != "lm_head.weight";
 }
 
-int64_t muon_elements(const LlamaConfig& config) {
-    int64_t sum = 0;
-    for (const Param& param : all_params(config)) sum += takes_muon(param) * param.global_size();
-    return sum;
+int64_t muon_elements(const LlamaConfig& c) {
+    return c.parameters() - c.layers * c.block_vectors() - c.hidden - (c.tied ? 1 : 2) * c.vocab * c.hidden;
 }
 
 double muon_share(const LlamaConfig& config) { return double(muon_elements(config)) / double(config.parameters()); }

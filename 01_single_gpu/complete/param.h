@@ -16,19 +16,17 @@ struct Rect {
 struct Param {
     std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
     Shape global_shape;  // of the full parameter: (out, in), or (n) for a norm weight
-    Rect local;  // what this rank holds of it; tensor parallelism narrows it. Rows beyond the last one are padding,
-                 // always 0, so that all ranks hold the same number of rows
+    Rect local;  // this rank's; tensor parallelism narrows it. Rows beyond the last, 0: all ranks hold as many rows
     bool over_ep = false;  // divided over the ranks of Groups::ep, and replicated over edp, instead of tp and dp_cp
     int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism,
                        // tied embeddings in a pipeline)
     int replica = 0;   // this rank's index among them: only replica 0 counts in norms and writes checkpoints
-    // The replicas whose gradients must be summed because each is computed from a part of the activations; null: every
-    // replica computes the full gradient by itself.
+    // The replicas whose gradients must be summed: each is of a part of the activations. Null: each has the full one.
     GroupPtr partial_grad_group;
     double init_std = 0;    // 0: all elements are init_value
     double init_value = 1;  // 1: norm weights; 0: biases
     double lr_scale = 1;    // the learning rate is multiplied by it (muP); weight decay is not
-    int64_t matrices = 1;   // of equal size, one below the other: experts
+    int64_t matrices = 1;   // of equal size, one below the other
 
     Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
 

@@ -14,8 +14,8 @@
 namespace train70b {
 
 // What a group carries, and so how many multiprocessors NCCL's kernels get: tensors of every layer or of all gradients;
-// little or rarely; the messages of one p2p channel.
-enum class GroupLoad { heavy, light, channel };
+// little or rarely; only while no other group is in use; the messages of one p2p channel.
+enum class GroupLoad { heavy, light, alone, channel };
 
 class Backend {
   public:

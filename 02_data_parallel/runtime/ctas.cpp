@@ -10,7 +10,8 @@ int ctas_of(GroupLoad load) {
         return std::atoi(number);  // for NCCL, too, the environment overrides the program
     switch (load) {
         case GroupLoad::heavy: return 16;
-        case GroupLoad::light: return 2;
+        case GroupLoad::light:
+        case GroupLoad::alone: return 2;
         case GroupLoad::channel: return 4;
     }
     return 0;

@@ -11,7 +11,9 @@ int ctas_of(GroupLoad load);
 
 // Whether a new group's collectives run beside those of the group that it was divided from. They need not: a part of a
 // group (ring and Ulysses of cp, shards and replicas of dp) is used in its place, and one part after another.
-inline bool has_own_lane(bool of_world, GroupLoad load) { return of_world || load == GroupLoad::channel; }
+inline bool has_own_lane(bool of_world, GroupLoad load) {
+    return (of_world && load != GroupLoad::alone) || load == GroupLoad::channel;
+}
 
 // What one open group may take, for as long as it exists. Groups of one lane run one after another.
 class CtaShare {

@@ -48,7 +48,10 @@ std::vector<MatrixOwners::Holders> MatrixOwners::plan(const std::vector<std::vec
         *cost.owner = int(least - load.begin());
         *least += cost.flops;
     }
-    for (Holders& part : parts) part.owner = owners[part.part.whole()];
+    for (Holders& part : parts) {
+        part.owner = owners[part.part.whole()];
+        part.from = std::count(part.ranks.begin(), part.ranks.end(), part.owner) ? part.owner : part.ranks[0];
+    }
     return parts;
 }
 
@@ -63,6 +66,12 @@ void MatrixOwners::agree() {
                  {int64_t(part.param), part.matrix, part.rows, part.cols, part.width, part.begin, part.size})
                 own.push_back(double(number));
         }
+    }
+    if (!ranks_.has_peers()) {  // simulated ranks, which would hold other parts, are taken for copies of this one
+        std::vector<Part> parts;
+        for (const auto& [part, values] : mine_) parts.push_back(part);
+        parts_ = plan(std::vector<std::vector<Part>>(size_t(ranks_.size()), parts));
+        return;
     }
     constexpr size_t kNumbers = 7;
     own.resize(size_t(ranks_.max(double(own.size()))), 0);
@@ -81,20 +90,20 @@ void MatrixOwners::agree() {
         missing.try_emplace(part.whole(), part.rows * part.cols).first->second -= part.size;
     }
     for (const auto& [whole, elements] : missing)
-        CHECK(elements == 0 || !ranks_.has_peers(), "a matrix of {} x {}: {} elements too few", std::get<2>(whole),
-              std::get<3>(whole), elements);
+        CHECK(elements == 0, "a matrix of {} x {}: {} elements too few", std::get<2>(whole), std::get<3>(whole),
+              elements);
 }
 
-// Of each part: from its first holder to its owner, or back to all that hold it.
+// Of each part: from one holder to its owner, or back to all that hold it.
 void MatrixOwners::exchange(const std::vector<Tensor>& at_owner, bool back) {
     const size_t ranks = size_t(ranks_.size());
     std::vector<std::vector<Tensor>> out(ranks), in(ranks);
     for (size_t i = 0; i < parts_.size(); ++i) {
-        const auto& [part, holders, owner] = parts_[i];
+        const auto& [part, holders, owner, from] = parts_[i];
         for (const int holder : holders) {
+            if (!back && holder != from) continue;
             if (owner == ranks_.rank()) (back ? out : in)[size_t(holder)].push_back(at_owner[i]);
             if (holder == ranks_.rank()) (back ? in : out)[size_t(owner)].push_back(mine_.at(part));
-            if (!back) break;
         }
     }
     const auto counts = [](const std::vector<std::vector<Tensor>>& of_ranks) {
@@ -133,7 +142,7 @@ void MatrixOwners::orthogonalize() {
     std::vector<Owned> owned;
     std::vector<Tensor> at_owner(parts_.size());
     for (size_t i = 0; i < parts_.size(); ++i) {
-        const auto& [part, holders, owner] = parts_[i];
+        const auto& [part, holders, owner, from] = parts_[i];
         if (owner != ranks_.rank()) continue;
         if (owned.empty() || owned.back().part.whole() != part.whole()) {
             owned.push_back({part, Tensor({part.rows * part.cols}, dtype_, device_, Memory::workspace)});

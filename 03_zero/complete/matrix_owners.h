@@ -1,12 +1,12 @@
 #pragma once
-// Muon where ranks hold parts of matrices: shards (ZeRO), rows or columns (tensor parallelism), or whole copies (data
-// parallelism). Every matrix of a pipeline stage has one owner, so that no product is computed twice:
+// Muon where ranks hold parts of matrices: shards (ZeRO), rows or columns (tensor parallelism). The ranks that hold all
+// of a pipeline stage between them divide its matrices: each has one owner.
 //
 //     each rank:  u of its parts  --all-to-all-->  owner: the whole u, orthogonalized  --all-to-all-->  its parts again
 //
-// The first exchange takes each part from the lowest of the ranks that hold it, the second brings it to all of them.
-// Owners are chosen by cost: the dearest matrix first, to the rank that has the least. Values travel in the dtype of
-// the parameters. A rank sends about twice the bytes of its shard, and (ZeRO 0, 1) of its matrices to everyone.
+// Owners are chosen by cost: the dearest matrix first, to the rank that has the least. A part that several ranks hold
+// (key heads under tp) goes to the owner from one of them, its own if it has one, and comes back to all. Values travel
+// in the dtype of the parameters: a rank sends its shard twice. Replicas (ZeRO-0, hybrid shard) do this each by itself.
 #include <map>
 
 #include "01_single_gpu/complete/muon.h"
@@ -16,8 +16,8 @@ namespace train70b {
 
 class MatrixOwners : public Orthogonalizer {
   public:
-    // stage: all ranks of a pipeline stage. dtype, device: of the parameters.
-    MatrixOwners(const Comm& stage, DType dtype, Device device) : ranks_(stage), dtype_(dtype), device_(device) {}
+    // ranks: those that hold the matrices between them. dtype, device: of the parameters.
+    MatrixOwners(const Comm& ranks, DType dtype, Device device) : ranks_(ranks), dtype_(dtype), device_(device) {}
 
     // Consecutive elements of a matrix that is stored as slabs of `width` columns, one after another: those of one
     // tensor-parallel rank. A run of a parameter's local rectangle is one here, too.
@@ -34,8 +34,8 @@ class MatrixOwners : public Orthogonalizer {
     // Who takes part in what: the same on all ranks.
     struct Holders {
         Part part;
-        std::vector<int> ranks;  // ascending
-        int owner = 0;
+        std::vector<int> ranks;   // ascending
+        int owner = 0, from = 0;  // from: whose copy goes to the owner, its own if it has one
     };
     // of_ranks: the parts of each rank. Whole matrices one after another, and each from its beginning to its end.
     static std::vector<Holders> plan(const std::vector<std::vector<Part>>& of_ranks);

@@ -42,6 +42,11 @@ struct ZeroOptions {
     bool prefetch_given = false;  // by --prefetch
     double bucket_mb = -1;        // MiB of gradients per bucket, in whole units; < 0: 25, and 0 from stage 2 on
     bool overlap = true;  // false: wait for each reduction where it starts; stages 0, 1: after the backward pass
+
+    // How many of `ranks` with the same parameters have one set of optimizer states between them.
+    int64_t shards(int64_t ranks) const {
+        return stage == 0 ? 1 : hybrid_shard > 0 ? std::min(hybrid_shard, ranks) : ranks;
+    }
 };
 
 class Zero : public ParamStore {

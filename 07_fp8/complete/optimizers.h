@@ -23,9 +23,9 @@ struct OptimizerEntry {
 };
 const std::vector<OptimizerEntry>& optimizers();
 const OptimizerEntry& find_optimizer(const std::string& name);  // usage error for an unknown name
-// stage: all ranks of the pipeline stage.
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& stage = {},
-                                const Llama::Options& types = {});
+// copy: so many consecutive ranks of `world` hold the states of a pipeline stage once. Collective.
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world = {},
+                                int64_t copy = 1, const Llama::Options& types = {});
 // Bytes per parameter: of the moments and their scales; and with the master weight where dtype needs one. muon_share:
 // the share of parameters that takes_muon().
 double moment_bytes(const std::string& optimizer, DType dtype, double muon_share);

@@ -5,14 +5,6 @@
 
 namespace train70b {
 
-static MakeOptimizer optimizer_of(const ParallelConfig& config, const AdamW::Hyper& hyper, const Llama& model,
-                                  const Comm& world) {
-    Comm stage;  // all ranks of a pipeline stage, for an optimizer of whole matrices
-    if (find_optimizer(config.optimizer).muon)
-        stage = world.split([n = config.mesh.stage_ranks()](int rank) { return int(rank / n); }, "stage");
-    return make_optimizer_of(config.optimizer, hyper, stage, model.options);
-}
-
 // tag::compose[]
 Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const ParallelConfig& config,
                    const Comm& world)
@@ -21,8 +13,10 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
       tensor_parallel(model, ranks.tp, config.tensor),
       expert_parallel(model, {ranks.tp, ranks.cp, ranks.ep}, context),
       fp8(apply_fp8(model, config.fp8, o.micro_batch * o.seq_len / config.mesh.cp, ranks.tp)),
-      zero(model, ranks.dp_cp, config.zero, optimizer_of(config, o.adamw(), model, world), make_fp8_unsharder(fp8),
-           ranks.own_edp ? std::optional(ranks.edp) : std::nullopt),
+      zero(model, ranks.dp_cp, config.zero,
+           make_optimizer_of(config.optimizer, o.adamw(), world,
+                             config.mesh.tp * config.zero.shards(ranks.dp_cp.size()), model.options),
+           make_fp8_unsharder(fp8), ranks.own_edp ? std::optional(ranks.edp) : std::nullopt),
       pipeline(model, ranks.pp, schedule_of(config, o), config.tensor.sequence_parallel ? config.mesh.tp : 1) {
     apply_context_parallel(model, ranks.cp, context);
     trainer.store = &zero;

@@ -335,7 +335,7 @@ Estimate Estimator::operator()(const Layout& l) {
         const double states = state_bytes(request_.optimizer, request_.dtype, muon_share(request_.model));
         e.update += memory_bound(owned * (2 * states + g + a));
         if (orthogonalization_ > 0) {  // Muon: by owners, to whom parts go and from whom they come back
-            const int64_t ranks = l.tp * l.cp * l.dp;
+            const int64_t ranks = l.tp * l.shards();
             e.update += orthogonalization_ * double(stage.layers) / double(ranks) +
                         2 * seconds_of("all_to_all", a * owned, 1, ranks);
         }

@@ -163,21 +163,20 @@ BlockBytes block_bytes(const Workload& w, const ParallelConfig& config, bool spa
     return bytes;
 }
 
-// Muon's matrices at their owners (03_zero/complete/matrix_owners.h), on the way there or back, and what the dearest
-// takes itself.
+// Muon's matrices at their owners (03_zero/complete/matrix_owners.h), and the message back; or the dearest of them.
 double exchange_of_matrices(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
-    double all = 0, own = 0;  // elements of the rank's stage that it has unsharded, in blocks; of its shards
+    double owned = 0, own = 0;  // elements: of whole matrices; of the rank's shards
+    const Mesh& mesh = config.mesh;
+    const int64_t ranks = mesh.tp * config.zero.shards(mesh.dp * mesh.cp);  // that divide the matrices
     for (const Units* unit : {&units.dense, &units.sparse, &units.experts}) {
-        all += double(unit->count * unit->elements);
-        own += double(unit->count * (config.zero.stage == 0 ? unit->elements : unit->own()));
+        const int64_t divided = unit == &units.experts ? mesh.ep : mesh.tp;
+        owned += double(unit->count * unit->elements * divided) / double(std::max(divided, ranks));
+        own += double(unit->count * (config.zero.stage > 0 ? unit->own() : unit->elements));
     }
     const LlamaConfig& c = w.model;
-    const double copies = config.zero.stage == 0 ? double(config.mesh.dp * config.mesh.cp) : 1,
-                 a = double(size_of(w.dtype));
-    const double owned = all / double(config.mesh.dp * config.mesh.cp);
-    const double matrix = double(c.hidden) * double(std::max(c.ffn, c.q_width()));
-    if (config.mesh.stage_ranks() == 1) return a * 4 * matrix;
-    return a * (owned + std::max(copies * owned + own, 4 * matrix));
+    const int64_t ffn = c.is_sparse() ? std::max(c.experts.ffn, c.experts.shared * c.experts.ffn) : c.ffn;
+    const double work = 4 * double(c.hidden * std::max(ffn, c.q_width())), a = double(size_of(w.dtype));
+    return ranks == 1 ? a * work : a * (owned + std::max(2 * own, work));
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 """Chapter 03: what each stage of ZeRO keeps and sends."""
+import re
+
 from measure import ONE_RANK, beside, four_steps, show
 
 PROGRAM = "03_zero"
@@ -44,4 +46,16 @@ def prefetch(runs):
     show(["`--prefetch`", "units unsharded at once", "workspace"], rows, ":::")
 
 
-PRINTED = {"03_states": states, "03_stages": stages, "03_wire": wire, "03_prefetch": prefetch}
+def muon(runs):
+    rows = []
+    for name in ("adamw", "muon"):
+        one = runs.run(1, "01_single_gpu", f"--optimizer {name} --steps 1000 --eval-every 1000")
+        several = [runs.run(4, "08_3d_full", f"--optimizer {name} --steps 2 --tables off --zero 1 {tp}".strip())
+                   for tp in ("", "--tp 2")]
+        sent = [run.sent("matrices.all_to_all") for run in several]
+        rows.append([f"`{name}`", *(f"{one.steps[step - 1]['loss']:.4f}" for step in (100, 300, 1000)),
+                     re.search(r"validation loss ([\d.]+)", one.text)[1], *one.peaks("optimizer"), *sent])
+    show(["", "loss at step 100", "300", "1,000", "validation", "states", "sent, dp 4", "tp 2 × dp 2"], rows)
+
+
+PRINTED = {"03_states": states, "03_stages": stages, "03_wire": wire, "03_prefetch": prefetch, "03_muon": muon}

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .llama import clip_factor, norm_of
+from .llama import Muon, clip_factor, norm_of
 from .replays import exact_gradients, settings
 from .runs import DIGITS, Run, quoted, shown
 
@@ -173,6 +173,8 @@ class Comparison:
         decay, size = self.stated.decay if w.ndim == 2 else 0.0, np.abs(g)
         if mup > 0 and ".layers." in name and w.ndim == 2:  # muP: the matrices of the blocks
             lr, decay = lr * mup / self.b.model["hidden_size"], decay / (mup / self.b.model["hidden_size"])
+        if run.optimizer() == "muon" and Muon.takes(name, w):
+            return Muon.moved(w, g, lr, decay)
         factor = clip_factor(run.steps[0].grad_norm, self.stated.clip)
         u = np.divide(g, size + self.stated.eps / factor, out=np.zeros_like(g), where=size > 0)
         return w - lr * (u + decay * w)
@@ -187,7 +189,8 @@ class Comparison:
         """
         a, b = self.a, self.b
         missing = [run for run in (a, b) if run.after_step_1 is None]
-        self.updates, self.biases, self.check_updates = [], [], not missing and a.adamw() and b.adamw()
+        self.updates, self.biases = [], []
+        self.check_updates = not missing and a.optimizer() == b.optimizer() in ("adamw", "muon")
         missing = [f"{shown(run.folder)}/after_step_1.safetensors is missing" for run in missing if run.version > 1]
         self.problems += missing
         if not self.check_updates:

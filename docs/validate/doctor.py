@@ -162,7 +162,7 @@ class Doctor:
         return worst
 
     def explain_later(self):
-        if self.c.stated is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
+        if self.c.stated is None or self.b.optimizer() not in ("adamw", "muon") or self.b.flag("mup", 0) > 0:
             return
         if not any(d.wrong for d in self.c.losses + self.c.norms):
             self.lines.append("losses and norms are right: of step 1 and later ones nothing is left to be explained")

@@ -298,3 +298,31 @@ class AdamW:
                 m, v = m / (1 - self.beta1**self.t), v / (1 - self.beta2**self.t)
             after[name] = w - lr * self.direction(m, v) - (lr if self.coupled else 1.0) * decay * w
         return after
+
+
+class Muon(AdamW):
+    """Muon of 01_single_gpu/complete/muon.h for the matrices of blocks, AdamW for the rest."""
+
+    MOMENTUM = 0.95
+
+    @staticmethod
+    def takes(name, w):
+        return w.ndim == 2 and ".layers." in name
+
+    @staticmethod
+    def moved(w, u, lr, decay):
+        """w after an update by the orthogonalized u."""
+        x = u / max(norm_of({0: u}), 1e-7)
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        return w * (1 - lr * decay) - lr * 0.2 * math.sqrt(max(w.shape)) * x
+
+    def step(self, weights, gradients, lr):
+        averages, after = dict(self.m), super().step(weights, gradients, lr)
+        for name, g in self.clipped(gradients).items():
+            if self.takes(name, weights[name]):
+                g = (1 - self.MOMENTUM) * g
+                self.m[name] = m = self.MOMENTUM * averages.get(name, 0) + g
+                after[name] = self.moved(weights[name], g + self.MOMENTUM * m, lr, self.decay)
+        return after

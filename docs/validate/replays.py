@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from .llama import AdamW, Llama
+from .llama import AdamW, Llama, Muon
 from .runs import DIGITS
 from .tape import Value
 
@@ -30,7 +30,8 @@ def planted(model, fault):
 def settings(run):
     """A run's optimizer, as its flags state it; None where they do not."""
     values = [run.flag(key) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
-    return AdamW(*values) if all(map(math.isfinite, values)) else None
+    kind = Muon if run.optimizer() == "muon" else AdamW
+    return kind(*values) if all(map(math.isfinite, values)) else None
 
 
 def model_of(run, weights):

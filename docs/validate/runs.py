@@ -179,8 +179,8 @@ class Run:
         small = all(self.flag(name) <= most for name, most in (("lr", 3e-3), ("init-std", 0.1)))
         return small and self.flag("warmup-steps") >= 20 and self.flag("eps") >= 1e-8
 
-    def adamw(self):
-        return self.flags.get("optimizer", "adamw") == "adamw"
+    def optimizer(self):
+        return self.flags.get("optimizer", "adamw")
 
 
 def write_safetensors(path, tensors, dtype="F64"):
