@@ -2,10 +2,11 @@
 //
 // Run:   mpirun -np 2 build/bin/02_data_parallel
 //        mpirun -np 4 --oversubscribe build/bin/02_data_parallel --all-reduce ring --bucket-mb 0.5 --steps 20
+//        mpirun -np 2 build/bin/02_data_parallel --outer-steps 10
 // Watch: the loss is chapter 01's, whatever N; each rank sends 2 G (N-1)/N bytes per step for G bytes of gradients;
 //        params, grads and optimizer take as much memory on every rank as they did on one.
 #include "02_data_parallel/complete/data_parallel.h"
-#include "02_data_parallel/runtime/program.h"
+#include "02_data_parallel/complete/outer_flags.h"
 
 using namespace train70b;
 
@@ -22,16 +23,33 @@ static void print_table(Program& p) {
         memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
 }
 
+static void train_by_outer_steps(Program& p, const Comm& ranks, const OuterOptions& options) {
+    OuterSteps store(p.model(), ranks, options, p.options.steps, AdamW::maker(p.options.adamw()));
+    p.use(store, ranks);
+    p.trainer().step_states.push_back(&store);
+    p.allocate();
+    OuterReport report(p, options);
+    report.say_layout();
+    p.train();
+    if (p.prints_tables()) report.print_tables();
+}
+
 static void program(int argc, char** argv) {
     Program p("Chapter 02: data parallelism", "print the memory of the run beside its formula");
     DataParallelOptions options;
     add_data_parallel_flags(p.flags, p.dp, options);
+    OuterOptions outer;
+    add_outer_flags(p.flags, outer);
 
     p.connect(argc, argv);
     p.divide(1);
-    p.prepare();
+    p.prepare([&] { check_outer_steps(outer, p.options, p.flags); });
 
     const Comm ranks = p.world.split([](int) { return 0; }, "dp");
+    if (outer.every > 0) {
+        train_by_outer_steps(p, ranks, outer);
+        return p.finish();
+    }
     DataParallel store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
     p.use(store, ranks);
     p.allocate();
