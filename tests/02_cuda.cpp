@@ -6,6 +6,7 @@
 #include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/complete/all_reduce.h"
 #include "02_data_parallel/complete/data_parallel.h"
+#include "02_data_parallel/complete/outer_steps.h"
 #include "tests/device_comms.h"
 #include "tests/messages.h"
 #include "tests/unequal_slices.h"
@@ -396,4 +397,28 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
                 const Batch batch = session.trainer.micro_batch(part.steps, 0);  // sorted for the embedding's gradient
                 EXPECT_EVERYWHERE(batch.order && batch.order.size() == batch.tokens.size());
             }
+}
+
+TEST_CASE("outer steps on device tensors, in fragments: the CPU's run") {
+    if (!has_gpu()) return;
+    const Text text;
+    std::vector<std::unique_ptr<OuterSteps>> stores;
+    const auto run = [&](const Comm& comm, const char* device) {
+        TrainOptions o = tiny_on_gpu(text);
+        o.device = device;
+        o.micro_batch = 1;
+        auto session = std::make_unique<Session>(o, [&](Session& s) {
+            stores.push_back(std::make_unique<OuterSteps>(s.model, comm, OuterOptions{.every = 2, .fragments = 2},
+                                                          o.steps, AdamW::maker(s.options.adamw())));
+            use_store(s.trainer, *stores.back(), comm);
+            s.trainer.step_states.push_back(stores.back().get());
+        });
+        session->run();
+        return session;
+    };
+    const auto on_cpu = run(world(), "cpu");
+    for (const Comm& comm : device_comms()) {
+        INFO(comm.backend());
+        EXPECT_EVERYWHERE(worst_deviation(*run(comm, "cuda"), *on_cpu) <= 5e-6);
+    }
 }

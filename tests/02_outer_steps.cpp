@@ -1,7 +1,7 @@
 // DiLoCo: N ranks against N replicas one after another, against plain data parallelism and one rank where they must be
 // equal, and the bytes that the formula says.
 #include "02_data_parallel/complete/data_parallel.h"
-#include "02_data_parallel/complete/outer_flags.h"
+#include "02_data_parallel/complete/outer_run.h"
 #include "tests/parallel.h"
 
 using namespace train70b;

@@ -6,7 +6,7 @@
 // Watch: the loss is chapter 01's, whatever N; each rank sends 2 G (N-1)/N bytes per step for G bytes of gradients;
 //        params, grads and optimizer take as much memory on every rank as they did on one.
 #include "02_data_parallel/complete/data_parallel.h"
-#include "02_data_parallel/complete/outer_flags.h"
+#include "02_data_parallel/complete/outer_run.h"
 
 using namespace train70b;
 
@@ -21,17 +21,6 @@ static void print_table(Program& p) {
     const TrainOptions& o = p.options;
     say("\nrank {}:\n{}", p.world.rank(),
         memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
-}
-
-static void train_by_outer_steps(Program& p, const Comm& ranks, const OuterOptions& options) {
-    OuterSteps store(p.model(), ranks, options, p.options.steps, AdamW::maker(p.options.adamw()));
-    p.use(store, ranks);
-    p.trainer().step_states.push_back(&store);
-    p.allocate();
-    OuterReport report(p, options);
-    report.say_layout();
-    p.train();
-    if (p.prints_tables()) report.print_tables();
 }
 
 static void program(int argc, char** argv) {

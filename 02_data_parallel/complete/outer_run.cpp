@@ -1,4 +1,4 @@
-#include "02_data_parallel/complete/outer_flags.h"
+#include "02_data_parallel/complete/outer_run.h"
 
 #include <numeric>
 
@@ -54,45 +54,57 @@ int64_t outer_bytes(const std::vector<int64_t>& fragments, int64_t width, int64_
     return sum;
 }
 
-OuterReport::OuterReport(Program& program, const OuterOptions& options)
-    : program_(program), options_(options), fragments_(fragment_sizes(program.model(), options.fragments)) {
-    program.trainer().controls.push_back(this);
-}
+namespace {
+// Counts what is sent.
+struct Sent : RunControl {
+    explicit Sent(int64_t last_step) : last(last_step) {}
+    void complete(StepReport& report) override {
+        const int64_t bytes = sent_bytes(report, "dp.");
+        all += bytes;
+        if (report.step < last) most = std::max(most, bytes);
+    }
+    const int64_t last;
+    int64_t all = 0, most = 0;  // most: of a step before the last
+};
 
-void OuterReport::say_layout() const {
-    const int64_t width = size_of(stats_dtype(program_.model().options.dtype));
-    say("{} data-parallel ranks over {}; weights: {} in {} fragment(s), each averaged every {} step(s)\n", program_.dp,
-        program_.world.backend(), human_bytes(double(width * program_.options.model.parameters())), options_.fragments,
-        options_.every);
-}
-
-void OuterReport::complete(StepReport& report) {
-    const int64_t sent = sent_bytes(report, "dp.");
-    sent_ += sent;
-    if (report.step < program_.trainer().last_step()) most_ = std::max(most_, sent);
-}
-
-void OuterReport::print_tables() const {
-    const TrainOptions& o = program_.options;
-    const Llama::Options& types = program_.model().options;
-    const int64_t n = o.model.parameters(), N = program_.dp, width = size_of(stats_dtype(types.dtype));
+void print_tables(Program& p, const OuterOptions& outer, const Sent& sent) {
+    const std::vector<int64_t> fragments = fragment_sizes(p.model(), outer.fragments);
+    const TrainOptions& o = p.options;
+    const Llama::Options& types = p.model().options;
+    const int64_t n = o.model.parameters(), N = p.dp, width = size_of(stats_dtype(types.dtype));
     const ActivationFormula act = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
                                                      {.loss_chunk = types.loss_chunk});
     say(memory_table(
         "bytes: peak; below it the formula, where the outer weights and their momentum are the optimizer's",
-        {{fmt::format("rank {}", program_.world.rank()),
-          program_.trainer().peak(),
+        {{fmt::format("rank {}", p.world.rank()),
+          p.trainer().peak(),
           {size_of(types.dtype) * n, size_of(types.grad_dtype) * n, (AdamW::state_bytes(types.dtype) + 2 * width) * n,
            act.total, -1, -1, -1}}}));
-    const int64_t largest = *std::max_element(fragments_.begin(), fragments_.end());
-    const int64_t all = outer_bytes(fragments_, width, N, options_.every, o.steps);
+    const int64_t largest = *std::max_element(fragments.begin(), fragments.end());
+    const int64_t all = outer_bytes(fragments, width, N, outer.every, o.steps);
     Table wire(fmt::format("bytes that a rank of {} sends; 2 n (N-1)/N for an outer step of n bytes", N),
                {"", "measured", "formula"});
-    wire.row({"a step before the last, at most", most_,
-              o.steps > options_.every ? Cell(2 * largest * width * (N - 1) / N) : Cell("-")});
-    wire.row({fmt::format("all {} steps", o.steps), sent_, all});
-    wire.row({"a step, on average", sent_ / o.steps, all / o.steps});
+    wire.row({"a step before the last, at most", sent.most,
+              o.steps > outer.every ? Cell(2 * largest * width * (N - 1) / N) : Cell("-")});
+    wire.row({fmt::format("all {} steps", o.steps), sent.all, all});
+    wire.row({"a step, on average", sent.all / o.steps, all / o.steps});
     say(wire);
+}
+}  // namespace
+
+void train_by_outer_steps(Program& p, const Comm& ranks, const OuterOptions& options) {
+    OuterSteps store(p.model(), ranks, options, p.options.steps, AdamW::maker(p.options.adamw()));
+    p.use(store, ranks);
+    p.trainer().step_states.push_back(&store);
+    p.allocate();
+    say("{} data-parallel ranks over {}; weights: {} in {} fragment(s), each averaged every {} step(s)\n", p.dp,
+        p.world.backend(),
+        human_bytes(double(size_of(stats_dtype(p.model().options.dtype)) * p.options.model.parameters())),
+        options.fragments, options.every);
+    Sent sent(p.options.steps);
+    p.trainer().controls.push_back(&sent);
+    p.train();
+    if (p.prints_tables()) print_tables(p, options, sent);
 }
 
 }  // namespace train70b

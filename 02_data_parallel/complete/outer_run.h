@@ -1,5 +1,5 @@
 #pragma once
-// DiLoCo's flags, and what a run with outer steps prints.
+// DiLoCo's flags, and a run with outer steps.
 #include "02_data_parallel/complete/outer_steps.h"
 #include "02_data_parallel/runtime/program.h"
 
@@ -15,19 +15,7 @@ std::vector<int64_t> fragment_sizes(Llama& model, int64_t fragments);
 // Bytes that a rank of N sends in `steps` steps: 2 n (N-1)/N for an outer step of n bytes, width bytes an element.
 int64_t outer_bytes(const std::vector<int64_t>& fragments, int64_t width, int64_t N, int64_t every, int64_t steps);
 
-// Counts what is sent, for the tables.
-class OuterReport : public RunControl {
-  public:
-    OuterReport(Program& program, const OuterOptions& options);
-    void say_layout() const;
-    void complete(StepReport& report) override;
-    void print_tables() const;
-
-  private:
-    Program& program_;
-    const OuterOptions options_;
-    const std::vector<int64_t> fragments_;
-    int64_t sent_ = 0, most_ = 0;  // bytes: of all steps; of one, but for the last
-};
+// Trains with outer steps; prints the layout before, the tables after.
+void train_by_outer_steps(Program& program, const Comm& ranks, const OuterOptions& options);
 
 }  // namespace train70b
