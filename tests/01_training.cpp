@@ -216,6 +216,58 @@ TEST_CASE("clipping: the update of gradients scaled to the norm; the reported no
     EXPECT(loose.run().weights() == unclipped.weights());
 }
 
+TEST_CASE("the rule of --skip-step: 6 standard deviations above the mean of at most 128 updates, at least 64") {
+    SkipStep rule;
+    const auto spike = [&](double loss, double norm) { return rule.skips({.loss = loss, .grad_norm = norm}); };
+    const auto step = [&](double loss, double norm, bool updated) {
+        StepReport report{.loss = loss, .grad_norm = norm, .skipped = !updated};
+        rule.end_step({}, report, updated);
+    };
+    for (int i = 0; i < 64; ++i) {
+        EXPECT(!spike(1e9, 1e9));
+        step(i % 2 ? 2.5 : 1.5, i % 2 ? 11 : 9, true);
+    }
+    const double deviation = std::sqrt(64 / 63.0);  // of 1s and -1s
+    EXPECT(!spike(2 + 2.999 * deviation, 10 + 5.999 * deviation));
+    EXPECT(spike(2 + 3.001 * deviation, 10));
+    EXPECT(spike(2, 10 + 6.001 * deviation));
+    EXPECT(!spike(-100, 0));  // a fall is none
+    step(50, 50, false);      // changes nothing
+    EXPECT(spike(2, 10 + 6.001 * deviation));
+    SkipStep copy;
+    copy.restore(rule.rows());
+    EXPECT(copy.rows().values == rule.rows().values);
+    EXPECT(copy.skips({.loss = 2, .grad_norm = 10 + 6.001 * deviation}));
+    for (int i = 0; i < 128; ++i) step(1, 5 + i % 2, true);
+    EXPECT(spike(1, 9));  // what was before is forgotten
+    for (int i = 0; i < 127; ++i) step(1, 9, false);
+    EXPECT_THROWS_AS(step(1, 9, false), CommonError);
+}
+
+TEST_CASE("a skipped step changes no bit of weights and optimizer states, and the next one is as ever") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.steps = 70;
+    options.skip_step = true;
+    Session session(options), plain(options);
+    SpikeAt spike(session.trainer, 68);
+    std::vector<std::vector<double>> states;
+    session.on_step = [&](const StepReport& report) {
+        EXPECT(report.skipped == (report.step == 68));
+        std::vector<double>& all = states.emplace_back();
+        session.trainer.store->for_each_state([&](const Segment&, const char*, Tensor& state) {
+            const std::vector<double> part = read(state);
+            all.insert(all.end(), part.begin(), part.end());
+        });
+    };
+    session.run();
+    EXPECT(states[67] == states[66]);
+    EXPECT(states[68] != states[67]);
+    plain.run();
+    EXPECT(session.reports[67].loss == plain.reports[67].loss);
+    EXPECT(session.reports[68].loss != plain.reports[68].loss);
+}
+
 TEST_CASE("what is not finite ends the run at its step, with the parameter's name and before any update") {
     const Text text;
     const auto failure = [](Session& session) -> std::string {

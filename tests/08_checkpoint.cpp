@@ -40,7 +40,8 @@ TEST_CASE("the same layout: the resumed steps and weights are those of the unint
         if (!offload && !in_quarter(number++)) continue;
         INFO(c.name);
         const SharedFolder shared;
-        const TrainOptions o = shape(text, c.dtype);
+        TrainOptions o = shape(text, c.dtype);
+        o.skip_step = true;
         CheckpointedRun all(o, c.config, {});
         EXPECT_EVERYWHERE(history_of(o, c.config, {.dir = shared / "d", .stop_after = 3}) == first(all.history(), 6));
         CheckpointedRun second(o, c.config, {.dir = shared / "d", .resume = true});
@@ -49,6 +50,9 @@ TEST_CASE("the same layout: the resumed steps and weights are those of the unint
         EXPECT_EVERYWHERE(second.history() == last(all.history(), 6));
         const std::vector<double> expected = all.weights(), found = second.weights();
         EXPECT_EVERYWHERE(found == expected);
+        const auto window = [](CheckpointedRun& r) { return r.run.session.trainer.step_states[0]->rows().values; };
+        EXPECT_EVERYWHERE(window(second)[0] == 6);
+        EXPECT_EVERYWHERE(window(second) == window(all));
     }
 }
 

@@ -88,6 +88,44 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
     }
 }
 
+TEST_CASE("--skip-step: a spike of every layout is skipped as one rank's; losses and norms of all steps to 1e-10") {
+    const Text text;
+    TrainOptions o = loss_shape(text);
+    o.steps = 6;
+    o.skip_step = true;
+    const auto prepare = [](Session& s) {  // as after 64 updates
+        StepState* state = s.trainer.step_states.front();
+        StepState::Rows rows = state->rows();
+        for (size_t i = 0; i < rows.values.size(); ++i)
+            rows.values[i] = i == 0 ? 64 : i == size_t(rows.width) ? 0 : 3 + float(i % 2) * 4;
+        state->restore(rows);
+    };
+    std::unique_ptr<SpikeAt> spike;
+    const auto one = run_on_one_rank(o, [&](Session& s) {
+        prepare(s);
+        spike = std::make_unique<SpikeAt>(s.trainer, 3);
+    });
+    for (const GridLayout& layout : std::vector<GridLayout>{
+             {.mesh = {.dp = 8}},
+             {.mesh = {.tp = 2, .dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = 2, .sequence = true},
+             {.mesh = {.cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3},
+             {.mesh = {.tp = 2, .dp = 4}, .zero = 3, .offload = Offload::all}}) {
+        ComposedRun run(o, world(), layout.config());
+        prepare(run.session);
+        const SpikeAt again(run.session.trainer, 3);
+        std::vector<std::vector<double>> weights;
+        run.session.on_step = [&](const StepReport& report) {
+            weights.push_back(gathered(run.session, Which::data));
+            EXPECT_EVERYWHERE(report.skipped == (report.step == 3));
+        };
+        run.session.run();
+        const Farthest deviation = deviation_on_rank_0(run.session, one);
+        INFO(layout.text(), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+        EXPECT_EVERYWHERE(on_rank_0(weights[2] == weights[1] && weights[3] != weights[2]));
+    }
+}
+
 TEST_CASE("the noise scale is the same in all layouts with the same micro-batches, and changes no other number") {
     const Text text;
     TrainOptions o = loss_shape(text);

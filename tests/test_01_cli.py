@@ -76,6 +76,17 @@ def test_loss_that_is_not_finite(run, text):
     assert names.count("update") == 2 and ",update," in (text.parent / "t.csv").read_text()
 
 
+def test_skipped_steps_are_reported(run, text):
+    """Forty characters of noise in a text that is learnt by heart; the line of the step, the event, the summary."""
+    text.write_text("ab cd ef " * 300 + "QZXJVKWY01" * 4 + "ab cd ef " * 300)
+    flags = "--lr 0.01 --steps 220 --global-batch 4 --metrics m.jsonl --skip-step on"
+    done = run(PROGRAM, *shape(flags))
+    skipped = [event["step"] for event in done.events() if event["skipped"]]
+    assert skipped and min(skipped) > 64 and len(skipped) < 10, skipped
+    assert [int(step) for step in re.findall(r"step +(\d+)/220 .*  skipped$", done.out, re.M)] == skipped, done
+    assert done.events("summary")[0]["skipped"] == len(skipped)
+
+
 def test_memory_limit(run, text, binaries, sanitized):
     """ulimit -v too low: before main(), and for the first product; then what the message suggests."""
     if sanitized:

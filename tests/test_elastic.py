@@ -97,6 +97,23 @@ def test_killed_at_30_and_back_at_60(run, replicas):
     assert on.members("0-1") == [(1, [0, 1, 2]), (30, [0, 2]), (60, [0, 1, 2])]
 
 
+def test_one_that_comes_back_skips_the_same_steps(run, replicas):
+    """Its window of losses and norms is the others': the updates of its own since then are too few for --skip-step."""
+    noise = "".join(random.Random(2).choices("QZXJVKWY0123456789", k=40))
+    words = "".join(random.Random(1).choices(("ab ", "cd ", "ef "), k=4000))
+    (run.folder / "t.txt").write_text(words[:6000] + noise + words[6000:])
+    flags = ["--global-batch", 4, "--steps", 140, "--data", "t.txt", "--lr", 0.01, "--skip-step", "on"]
+    wanted = undisturbed(run, *flags)
+    skipped = [line["step"] for line in programs.events(run.folder / "one.jsonl", "step") if line["skipped"]]
+    assert any(90 < step < 140 for step in skipped), skipped
+    on = replicas(2, *flags, awaits=["1:90"])
+    live = on.replica(0)
+    assert on.replica(1, "--inject", "kill:0:30").wait(180 * PATIENCE) != 0
+    on.ends(live, on.replica(1), on.lighthouse)
+    same(on.losses("0-1"), wanted, 1, 140)
+    same(on.losses("1-2"), wanted, 90, 140)
+
+
 def test_two_at_once_the_first_one_too_and_zero_3_inside(run, replicas):
     """Of 7 micro-batches one replica has 3 and the others 2, then one has all; some targets do not count."""
     flags = ["--global-batch", 14, "--steps", 12, "--eval-every", 4, "--val-fraction", 0.02]

@@ -120,6 +120,18 @@ struct Session : RunControl {
     }
 };
 
+// Ten thousand times the gradients of one step.
+struct SpikeAt : RunControl {
+    Trainer& trainer;
+    const int64_t at;
+    SpikeAt(Trainer& t, int64_t step) : trainer(t), at(step) { trainer.controls.push_back(this); }
+    void gradients_ready(int64_t step) override {
+        for (Param* param : trainer.model.params())
+            for (Tensor& part : trainer.store->gradient_parts(*param))
+                if (step == at) scale(part, 1e4);
+    }
+};
+
 inline std::vector<double> minus(const std::vector<double>& a, const std::vector<double>& b) {
     std::vector<double> difference;
     for (size_t i = 0; i < a.size(); ++i) difference.push_back(a[i] - b[i]);

@@ -72,6 +72,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
     if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
     if (r.part) r.part->add_to(json, dtype);
+    if (r.skipped) json["skipped"] = *r.skipped;
     if (r.targets) json["targets"] = *r.targets;
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},
@@ -88,15 +89,17 @@ void Progress::step(const StepReport& r) {
     if (this_rank != 0 || Quiet::on()) return;
     seconds_ += r.step_s;
     ++since_print_;
-    const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
+    const bool skipped = r.skipped.value_or(false);
+    const bool milestone =
+        skipped || r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
     if (!milestone && !is_on_terminal()) return;
     if (milestone) since_print_ = 0;
     const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
     std::fputs(live_ ? "\r\x1b[K" : "", stdout);
-    const std::string line =
-        fmt::format("step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}", r.step,
-                    steps_, r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
-                    r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60);
+    const std::string line = fmt::format(
+        "step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}{}", r.step, steps_,
+        r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
+        r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60, skipped ? "  skipped" : "");
     std::fputs(line.c_str(), stdout);
     live_ = !milestone;
     if (milestone) std::fputc('\n', stdout);

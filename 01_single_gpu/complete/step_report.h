@@ -34,6 +34,7 @@ struct StepReport {
     double grad_norm = 0;           // before clipping
     double lr = 0, param_norm = 0;  // param_norm: after the update
     double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
+    std::optional<bool> skipped;     // with --skip-step: no update was made
     std::optional<int64_t> targets;  // of the global batch, where some are ignored
     struct Size {
         int64_t sequences, seq_len;

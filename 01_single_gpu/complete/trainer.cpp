@@ -14,6 +14,11 @@ namespace {
 
 bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfinite(r.grad_norm); }
 
+// --skip-step, which the report says.
+bool skips(const TrainOptions& o, const SkipStep& rule, StepReport& report) {
+    return o.skip_step && *(report.skipped = rule.skips(report));
+}
+
 // The ranks that update together have the same norm. Others may not: a fault in one copy of the model.
 void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
     const Groups peers = trainer.runtime->has_peers() ? trainer.groups : Groups();
@@ -75,6 +80,7 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       model_state_(step_state_of(model)),
       progress_(o.steps) {
     if (model_state_) step_states.push_back(model_state_.get());
+    if (o.skip_step) step_states.push_back(&skip_step_);
     batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
 }
 
@@ -109,7 +115,7 @@ StepReport Trainer::step(int64_t number) {
     loss = Tensor();
     report.grad_norm = norm(Which::grad);
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
-    const bool updates = is_finite(report) && targets > 0;
+    const bool updates = is_finite(report) && targets > 0 && !skips(options, skip_step_, report);
     if (updates) store->update(number, report.lr, clip);
     // end::step[]
     for (StepState* state : step_states) state->end_step(groups, report, updates);

@@ -6,6 +6,7 @@
 // What else a run does (files, evaluation, samples, checkpoints, alarms) are RunControls: run/outputs.h, chapter 08.
 #include "01_single_gpu/complete/data/batches.h"
 #include "01_single_gpu/complete/roles.h"
+#include "01_single_gpu/complete/skip_step.h"
 #include "01_single_gpu/complete/step_report.h"
 
 namespace train70b {
@@ -52,6 +53,7 @@ class Trainer {
     Accumulate accumulate_;
     Runtime one_rank_;
     const std::unique_ptr<StepState> model_state_;
+    SkipStep skip_step_;
     Progress progress_;
     MemoryPeak peak_;
     int64_t step_ = 0;

@@ -64,7 +64,7 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
       own_dp_(trainer.groups.dp),
       own_dp_cp_(trainer.groups.dp_cp),
       steps_done_(start ? start->step : 0) {
-    if (!trainer.step_states.empty())
+    if (!std::ranges::all_of(trainer.step_states, [](StepState* state) { return dynamic_cast<SkipStep*>(state); }))
         usage_error(
             "--elastic on: not with state that ranks sum after the update, when a step cannot be done again: --fp8 "
             "delayed, or the load of a sparse model");
@@ -196,11 +196,19 @@ bool Elastic::heal() {
         const bool sends = from == options_.replica;
         if (!sends && to != options_.replica) continue;
         receives = receives || !sends;
+        const int peer = place_of(sends ? to : from);
         store_.for_each_state([&](const Segment&, const char*, Tensor& state) {
-            const int peer = place_of(sends ? to : from);
             peers_->exchange(sends ? state : Tensor(), peer, sends ? Tensor() : state, peer);
             bytes += state.bytes();
         });
+        for (StepState* state : trainer_.step_states) {
+            StepState::Rows rows = state->rows();
+            const Tensor x = upload({rows.values.begin(), rows.values.end()}, {int64_t(rows.values.size())}, DType::f32,
+                                    Device::cpu, Memory::comm);
+            peers_->exchange(sends ? x : Tensor(), peer, sends ? Tensor() : x, peer);
+            if (!sends) std::ranges::copy(read(x), rows.values.begin());
+            if (!sends) state->restore(rows);
+        }
     }
     if (world_.sum(peers_->failure().empty() ? 0.0 : 1.0) > 0) return false;
     if (!receives) return true;

@@ -91,8 +91,8 @@ namespace {
 constexpr const char* kFixed[] = {"seed",           "seq-len", "val-fraction",      "dtype",      "grad-dtype",
                                   "optimizer",      "fp8",     "fp8-history",       "batch-ramp", "seq-ramp",
                                   "document-token", "mup",     "mask-document-ends"};  // with a ramp --global-batch
-constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
-                                  "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
+constexpr const char* kNoted[] = {"steps", "lr",  "min-lr", "warmup-steps", "lr-schedule", "weight-decay", "beta1",
+                                  "beta2", "eps", "clip",   "fp8-margin",   "z-loss",      "skip-step"};
 
 // By the names of the flags.
 ordered_json shape_of(const LlamaConfig& c) {

@@ -112,7 +112,9 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     for (const Param& param : all_params(manifest.model)) params[param.name] = param;
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
-            if (name.starts_with("fp8/") || name.starts_with("scale/") || is_row_of_other_part(name)) continue;
+            if (name.starts_with("fp8/") || name.starts_with("skip_step/") || name.starts_with("scale/") ||
+                is_row_of_other_part(name))
+                continue;
             const auto piece = Piece::parse(name);
             const auto known = params.find(piece ? piece->param : "");
             if (piece && known == params.end())

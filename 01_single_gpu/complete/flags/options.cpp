@@ -122,6 +122,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
     add("--eps", o.eps, "AdamW: added to the denominator", real_number(0, 1, false));
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", any_positive0);
+    add_switch("--skip-step", o.skip_step,
+               "no update where loss or gradient norm is 6 standard deviations above the mean of the last 128 updates "
+               "(from the 65th on); what is not finite still ends the run");
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
     model_.experts.add_balance(*this);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)

@@ -78,6 +78,7 @@ class MetricsFile : public RunControl {
     Metrics file_;
     std::optional<int64_t> first_step_;
     double begin_ = 0;
+    int64_t skipped_ = 0;  // steps
     StepReport last_;
 };
 
