@@ -164,6 +164,13 @@ TEST_CASE("recomputation changes no bit of losses, gradient norms and final weig
             EXPECT(again.weights() == kept.weights());
             const int activations = static_cast<int>(Memory::activations);  // or nothing was recomputed at all
             EXPECT(again.reports[0].peak.kind[activations] < kept.reports[0].peak.kind[activations]);
+            options.recompute_every = 2;  // the first of two blocks
+            Session some(options);
+            options.recompute_every = 1;
+            EXPECT(some.run().history() == kept.history());
+            EXPECT(some.weights() == kept.weights());
+            EXPECT(some.reports[0].peak.kind[activations] < kept.reports[0].peak.kind[activations]);
+            EXPECT(some.reports[0].peak.kind[activations] > again.reports[0].peak.kind[activations]);
         }
     }
 }

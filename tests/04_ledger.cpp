@@ -67,9 +67,10 @@ struct ThirdStep {
         peak = run.session.reports.back().peak.above(before).kind;
         const Llama::Options& types = run.session.model.options;
         const TrafficShape shape{o.micro_batch * o.seq_len, layout.tp,      types.dtype,
-                                 types.grad_dtype,          layout.options, types.recompute};
+                                 types.grad_dtype,          layout.options, types.recompute,
+                                 types.recompute_every};
         activations = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
-                                         {layout.tp, layout.options.sequence_parallel});
+                                         {layout.tp, layout.options.sequence_parallel, 0, types.recompute_every});
         block_formula = layer_traffic(o.model, shape);
         step_formula = step_traffic(o.model, shape, 1);
     }
@@ -158,7 +159,11 @@ TEST_CASE(
 TEST_CASE("wire: the collectives of a block and of a step are the formula's, in number and in bytes") {
     const Text text;
     int64_t run_number = 0;
-    for (const TrainOptions& o : variants(text)) {
+    std::vector<TrainOptions> all = variants(text);
+    all.push_back(shape(text, 8));
+    all.back().recompute = "full";
+    all.back().recompute_every = 2;
+    for (const TrainOptions& o : all) {
         for (const TensorLayout& layout : layouts()) {
             if (!in_slice(run_number++)) continue;
             const ThirdStep run(o, layout);

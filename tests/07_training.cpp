@@ -190,14 +190,16 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
 
 TEST_CASE("activations: a byte instead of two or four for what layers keep, by the formula within 1%") {
     const Text text;
-    for (const auto& [dtype, recompute] : {std::pair("bf16", "none"),
-                                           {"fp32", "none"},
-                                           {"bf16", "full"},
-                                           {"bf16", "selective"},
-                                           {"bf16", "pointwise"}}) {
+    for (const auto& [dtype, recompute, every] : {std::tuple("bf16", "none", 1),
+                                                  {"fp32", "none", 1},
+                                                  {"bf16", "full", 1},
+                                                  {"bf16", "full", 2},
+                                                  {"bf16", "selective", 1},
+                                                  {"bf16", "pointwise", 1}}) {
         TrainOptions o = divisible(text);
         o.dtype = dtype;
         o.recompute = recompute;
+        o.recompute_every = every;
         o.steps = 2;
         const int64_t rows = o.micro_batch * o.seq_len;
         const MemoryPeak of_wide = [&] {
@@ -213,9 +215,9 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
             const int64_t measured = peak.kind[size_t(Memory::activations)];
             const int64_t formula = fp8_activations(o.model, rows, narrow.session.model.options.dtype,
                                                     narrow.session.model.options.recompute,
-                                                    *make_recipe({.recipe = recipe}, 3, Device::cpu, Comm()), 1);
-            INFO(std::string(dtype), ", ", std::string(recompute), ", ", recipe, ": ", measured, ", formula ", formula,
-                 ", wide ", wide);
+                                                    *make_recipe({.recipe = recipe}, 3, Device::cpu, Comm()), 1, every);
+            INFO(std::string(dtype), ", ", std::string(recompute), " every ", every, ", ", recipe, ": ", measured,
+                 ", formula ", formula, ", wide ", wide);
             EXPECT(std::abs(double(measured - formula)) <= 0.01 * double(formula));
             const int64_t least = (dtype == std::string("bf16") ? 1 : 3) * rows * 2 * 128;  // of one block's norms
             const bool made_again = recompute == std::string("selective") || recompute == std::string("pointwise");

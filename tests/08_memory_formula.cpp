@@ -128,11 +128,12 @@ TEST_CASE("drawn layouts, of every model, schedule, technique and precision") {
         const auto [r, layout] = draw_plan(number, 0);
         TrainOptions o = options_of(r, layout);
         o.model.name = r.model.name;
-        EXPECT(
-            drawn.agrees(o, config_of(r, layout),
-                         fmt::format("{}, {} tokens, batch {}, {}, {}, fp8 {}, {}", r.model.name, r.seq_len,
-                                     r.global_batch, short_text(layout), r.cp_algorithm, r.fp8.recipe, r.optimizer),
-                         r.optimizer == "muon" ? 2 * kFormulaError : kFormulaError));  // its owners have whole matrices
+        if (o.recompute != "none") o.recompute_every = 1 + number / 2 % 4;
+        EXPECT(drawn.agrees(
+            o, config_of(r, layout),
+            fmt::format("{}, {} tokens, batch {}, {} every {}, {}, fp8 {}, {}", r.model.name, r.seq_len, r.global_batch,
+                        short_text(layout), o.recompute_every, r.cp_algorithm, r.fp8.recipe, r.optimizer),
+            r.optimizer == "muon" ? 2 * kFormulaError : kFormulaError));  // its owners have whole matrices
     }
     // What NCCL's kernels take leaves 8 multiprocessors (backend_nccl.cu) of an A100, which has 108, and so of an H100.
     fmt::print("drawn: at most {} CTAs\n", CtaShare::most);

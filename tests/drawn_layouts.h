@@ -32,15 +32,16 @@ struct Drawn {
         const LlamaConfig& m = options.model;
         return fmt::format(
             "{} x {}, {}/{} heads of {}{}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
-            "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document "
+            "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {} every {}, lr {}, init std {}, "
+            "document "
             "token {}, loss by {} rows, {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
             m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.tied ? ", tied" : "", m.ffn,
             m.vocab, options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(),
             config.pipeline.schedule, config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload),
             config.zero.prefetch, config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm,
-            options.recompute, options.lr, options.init_std, options.document_token.value_or(-1), options.loss_chunk,
-            options.optimizer);
+            options.recompute, options.recompute_every, options.lr, options.init_std,
+            options.document_token.value_or(-1), options.loss_chunk, options.optimizer);
     }
 };
 
@@ -100,6 +101,7 @@ inline Drawn draw(const Text& text, int64_t ranks, uint64_t layout, uint64_t att
     o.model.tied = dice.below(2) == 0;
     o.loss_chunk = dice.one_of({0, 1, 5, 16});
     if (zero.offload == Offload::none && dice.below(2) == 0) o.optimizer = drawn.config.optimizer = "muon";
+    if (o.recompute != "none") o.recompute_every = dice.one_of({1, 2, 3});
     return drawn;
 }
 

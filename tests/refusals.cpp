@@ -111,6 +111,8 @@ const std::vector<Row> kTable = {
     {"01", 1, "--attention cudnn --dtype bf16 --head-dim 64 --device cpu", "--attention cudnn|--device cuda, not cpu"},
     {"01", 1, "--matmul cutlass", "--matmul|cutlass|auto|naive|tiled|registers|mma"},
     {"01", 1, "--matmul tiled --device cpu", "--matmul tiled: kernels for --device cuda, not cpu (try --matmul auto)"},
+    {"01", 1, "--recompute-every 2", "--recompute-every 2|with --recompute none (try --recompute full)"},
+    {"01", 1, "--recompute full --recompute-every 0", "--recompute-every|integer from 1 to 10000"},
     {"01", 1, "--recompute some", "--recompute|some|none|pointwise|selective|full"},
     {"01", 1, "--lr-schedule step", "--lr-schedule|step|constant|wsd"},
     {"01", 1, "--global-batch 10 --micro-batch 4",

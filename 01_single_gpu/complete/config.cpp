@@ -201,26 +201,30 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     // Of the attention half: all of it; residuals and qkv.
     const double attention_all = a * (4 * E + 2 * q + 2 * kv) + normed_heads + 2 * norm + s * H;
     const double attention_products = a * (2 * E + q + 2 * kv) + 2 * norm;
-    // A block with an MLP of this width and, sparse, S slots per token with inputs, outputs and gate_up of experts, the
+    const auto level_of = [&](int64_t layer) { return recompute_in(layer, recompute, divided.recompute_every); };
+    // A block with an MLP of its width and, sparse, S slots per token with inputs, outputs and gate_up of experts, the
     // router's logits and weights, and three indices.
     struct BlockBytes {
         double everything, products, saved, mlp;  // mlp: the part of `saved` that the MLP or the experts save
     };
-    const auto block_of = [&](double width, bool sparse) {
+    const auto block_of = [&](int64_t layer) {
+        const bool sparse = c.is_sparse(layer);
+        const Recompute level = level_of(layer);
+        const double width = double(sparse ? c.experts.shared * c.experts.ffn : F);
         const double S = sparse ? double(c.experts.top_k) : 0, Fe = double(c.experts.ffn);
         const double kept = sparse ? a * 2 * S * E + s * (double(c.experts.count) + S) + 12 * S : 0;
         BlockBytes bytes{attention_all + a * 3 * (width + S * Fe) + kept,
                          attention_products + a * 2 * (width + S * Fe) + kept, 0, a * 2 * (width + S * Fe) + kept};
-        bytes.saved = recompute == Recompute::none        ? bytes.everything
-                      : recompute == Recompute::pointwise ? bytes.products + a * q + s * H  // attention's output, lse
-                      : recompute == Recompute::selective ? bytes.products
-                                                          : a * E + 12 * S;
+        bytes.saved = level == Recompute::none        ? bytes.everything
+                      : level == Recompute::pointwise ? bytes.products + a * q + s * H  // attention's output, lse
+                      : level == Recompute::selective ? bytes.products
+                                                      : a * E + 12 * S;
         return bytes;
     };
-    const int64_t sparse_layers = c.sparse_layers();
-    const BlockBytes dense = block_of(double(F), false);
-    const BlockBytes sparse = block_of(double(c.experts.shared * c.experts.ffn), true);
-    const BlockBytes& last = sparse_layers > 0 ? sparse : dense;
+    const BlockBytes last = block_of(c.layers - 1);
+    const Recompute level = level_of(c.layers - 1);  // in the turn of blocks before it less is kept
+    double blocks = 0;
+    for (int64_t layer = 0; layer < c.layers; ++layer) blocks += block_of(layer).saved;
 
     // Batch indices (3 x 4 bytes) and the end of the residual stream: the final norm's input, later its gradient.
     const double fixed = 3 * 4 + a * E;
@@ -231,21 +235,20 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
     // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.
     // Experts: d out while their outputs are still there; dh without them; dh and d gate_up without h.
-    const bool again = recompute == Recompute::pointwise || recompute == Recompute::selective;
+    const bool again = level == Recompute::pointwise || level == Recompute::selective;
     double mlp = a * (again ? 3 : 2) * F, attention = 0;
-    if (sparse_layers > 0) {
+    if (c.sparse_layers() > 0) {
         const double SE = double(c.experts.top_k) * E, SF = double(c.experts.top_k * c.experts.ffn);
         mlp = a * std::max({SE, (again ? 2 : 1) * SF, (again ? 3 : 2) * SF - SE});
     }
     if (again) {
         attention = a * (q + 2 * kv + 2 * q + 2 * kv) - a * E - last.mlp;
-        if (recompute == Recompute::selective) attention += a * q + s * H;
+        if (level == Recompute::selective) attention += a * q + s * H;
     }
-    if (recompute == Recompute::full)  // the full block without its input, which was saved; forward, then backward
+    if (level == Recompute::full)  // the full block without its input, which was saved; forward, then backward
         mlp = last.everything - a * E + std::max(mlp, 2.0 * a * E);
     const double working = std::max({head, mlp, attention}), tokens = double(batch * seq_len);
     const auto bytes = [tokens](double per_token) { return std::llround(per_token * tokens); };
-    const double blocks = double(sparse_layers) * sparse.saved + double(c.layers - sparse_layers) * dense.saved;
     return {bytes(blocks / double(c.layers)), bytes(fixed), bytes(working), bytes(blocks + fixed + working)};
 }
 

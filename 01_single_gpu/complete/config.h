@@ -142,12 +142,17 @@ std::vector<UsualValue> usual_values_of_other_part(const LlamaConfig& config);  
 enum class Recompute { none, pointwise, selective, full };
 Recompute recompute_of(const std::string& name);  // usage error for an unknown name
 std::vector<std::string> recompute_names();
+// --recompute-every N: blocks 0, N, 2 N ... of the whole model; the others keep everything.
+inline Recompute recompute_in(int64_t layer, Recompute level, int64_t every) {
+    return layer % every == 0 ? level : Recompute::none;
+}
 
 // How tensor parallelism (chapter 04) divides the layers.
 struct Division {
     int64_t tensor = 1;     // ranks over which heads, ffn and vocabulary are divided
     bool sequence = false;  // sequence parallelism: the rows of norms and residuals are divided as well
     int64_t loss_chunk = 0;
+    int64_t recompute_every = 1;
 };
 // Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md; tests/01_memory.cpp checks
 // that the ledger agrees within 2%). dtype: of the activations.

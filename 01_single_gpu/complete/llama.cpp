@@ -118,8 +118,8 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
     for (const Chunk& chunk : s.chunks)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
             Block& block = blocks.emplace_back(c, layer, o.init_std);
-            block.recompute_ = o.recompute;
-            if (o.recompute == Recompute::full) block.unit.wrappers.push_back(recompute);
+            block.recompute_ = recompute_in(layer, o.recompute, o.recompute_every);
+            if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
         }
     if (s.head) {
         final_norm = make_param("model.norm.weight", {c.hidden}, 0);

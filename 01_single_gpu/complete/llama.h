@@ -108,6 +108,7 @@ class Llama {
         // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
         int64_t mup_base = 0;
         int64_t loss_chunk = 0;  // rows of logits that exist at a time, in training; 0: all
+        int64_t recompute_every = 1;
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
     Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}

@@ -38,7 +38,8 @@ Llama::Options TrainOptions::llama() const {
     return {weights,         weights == DType::f64 ? weights : grads,
             device_kind(),   recompute_of(recompute),
             init_std,        z_loss,
-            mup.value_or(0), loss_chunk};
+            mup.value_or(0), loss_chunk,
+            recompute_every};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }

@@ -60,8 +60,9 @@ struct TrainOptions {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     bool skip_step = false;
     double z_loss = 0;
-    int64_t loss_chunk = 0;      // rows of logits at a time; 0: all of a micro-batch
-    std::optional<int64_t> mup;  // base hidden size
+    int64_t recompute_every = 1;  // blocks
+    int64_t loss_chunk = 0;       // rows of logits at a time; 0: all of a micro-batch
+    std::optional<int64_t> mup;   // base hidden size
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto", attention = "auto",

@@ -62,8 +62,9 @@ class Counter {
     std::map<std::string, Traffic::Entry> sums_;
 };
 
-void count_layer(Counter& counter, const LlamaConfig& c, const TrafficShape& s) {
-    const int64_t n = s.rows * c.hidden * size_of(s.dtype), forwards = s.recompute == Recompute::full ? 2 : 1;
+void count_layer(Counter& counter, const LlamaConfig& c, const TrafficShape& s, int64_t layer) {
+    const int64_t n = s.rows * c.hidden * size_of(s.dtype);
+    const int64_t forwards = recompute_in(layer, s.recompute, s.recompute_every) == Recompute::full ? 2 : 1;
     if (!s.options.sequence_parallel) return counter.all_reduce(2 * forwards + 2, n);
     if (!s.options.overlap) {
         counter.all_gather(2 * forwards + 2 + 2, n);
@@ -79,7 +80,7 @@ void count_layer(Counter& counter, const LlamaConfig& c, const TrafficShape& s) 
 
 Traffic layer_traffic(const LlamaConfig& c, const TrafficShape& s) {
     Counter counter(s);
-    count_layer(counter, c, s);
+    count_layer(counter, c, s, 0);
     return counter.traffic();
 }
 
@@ -89,7 +90,7 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
     const bool sequence = s.options.sequence_parallel;
     Counter counter(s);
     for (int64_t m = 0; m < micro_batches; ++m) {
-        for (int64_t layer = 0; layer < c.layers; ++layer) count_layer(counter, c, s);
+        for (int64_t layer = 0; layer < c.layers; ++layer) count_layer(counter, c, s, layer);
         if (!sequence) {
             counter.all_reduce(2, n);  // the embedding's g; backward the head's f
         } else {

@@ -26,8 +26,9 @@ struct TrafficShape {
     DType dtype, grad_dtype;
     TensorParallelOptions options;
     Recompute recompute = Recompute::none;
+    int64_t recompute_every = 1;
 };
-// Of one block, forward and backward, for n = R*E*size bytes:
+// Of the first block, forward and backward, for n = R*E*size bytes:
 //   without sequence parallelism   4 all-reduces, each 2 n (N-1)/N          (full recomputation: 6)
 //   with it                        4 all-gathers, 4 reduce-scatters, each n (N-1)/N, and 2 all-gathers for the weight
 //                                  gradients                                (full recomputation: 8 and 6)

@@ -17,14 +17,15 @@ void print_tables(const Program& p, int64_t tp, const TensorParallelOptions& opt
     const int64_t n = tensor_parallel_elements(o.model, tp);
     const ActivationFormula activations =
         activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
-                           {tp, options.sequence_parallel, types.loss_chunk});
+                           {tp, options.sequence_parallel, types.loss_chunk, types.recompute_every});
     say(memory_table(fmt::format("bytes of rank {}: peak of the last step; below it the formula", p.world.rank()),
                      {{name,
                        step.peak,
                        {size_of(types.dtype) * n, size_of(types.grad_dtype) * n, AdamW::state_bytes(types.dtype) * n,
                         activations.total, -1, -1, -1}}}));
     if (tp == 1) return;
-    const TrafficShape shape{o.micro_batch * o.seq_len, tp, types.dtype, types.grad_dtype, options, types.recompute};
+    const TrafficShape shape{o.micro_batch * o.seq_len, tp, types.dtype, types.grad_dtype, options, types.recompute,
+                             types.recompute_every};
     const Traffic block = layer_traffic(o.model, shape);
     Table traffic("bytes that a rank sends to the others of its tp group",
                   {"", "block: formula", "step", "formula", Column("a block's collectives").left()});

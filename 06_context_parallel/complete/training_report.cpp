@@ -1,9 +1,25 @@
 #include "06_context_parallel/complete/training_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace train70b {
+
+// Of the blocks that are recomputed.
+static double share_recomputed(const TrainOptions& o) {
+    return std::ceil(double(o.model.layers) / double(o.recompute_every)) / double(o.model.layers);
+}
+
+// Of a block, in the mean.
+static ContextTraffic mean_traffic(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout) {
+    const auto with = [&](Recompute level) {
+        return context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype, level);
+    };
+    const ContextTraffic again = with(types.recompute), kept = with(Recompute::none);
+    const auto mean = [&](int64_t a, int64_t b) { return b + int64_t(share_recomputed(o) * double(a - b)); };
+    return {mean(again.ring, kept.ring), mean(again.ulysses, kept.ulysses), mean(again.gather, kept.gather)};
+}
 
 ContextStep context_step(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout,
                          const Comm& ranks, const StepReport& step, int64_t micro_batches) {
@@ -12,9 +28,10 @@ ContextStep context_step(const TrainOptions& o, const Llama::Options& types, con
     };
     ContextStep result{
         .sent = {sent("_ring.send_recv"), sent("_ulysses.all_to_all"), sent("_gather.")},
-        .formula = context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype, types.recompute),
+        .formula = mean_traffic(o, types, layout),
         .activations_formula = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
-                                                  {.loss_chunk = types.loss_chunk * ranks.size()})
+                                                  {.loss_chunk = types.loss_chunk * ranks.size(),
+                                                   .recompute_every = types.recompute_every})
                                    .total /
                                ranks.size()};
     if (layout.gather && ranks.size() > 1)
@@ -85,7 +102,8 @@ Table document_table(const std::string& name, const AttentionWork& work, const C
     Table table("pairs of query and key inside documents, of one step and block, per head", columns);
     // Each pair and element of a head: 4 operations forward, 10 backward, and 4 more if attention is recomputed.
     const Recompute recompute = options.llama().recompute;
-    const double operations = recompute == Recompute::none || recompute == Recompute::pointwise ? 14 : 18;
+    const bool again = recompute == Recompute::selective || recompute == Recompute::full;
+    const double operations = 14 + (again ? 4 * share_recomputed(options) : 0);
     const double elements = double(options.model.layers * options.model.q_width());
     std::vector<Cell> cells = {name};
     std::vector<double> without;

@@ -5,24 +5,27 @@
 namespace train70b {
 
 int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
-                        int64_t tensor_ranks) {
+                        int64_t tensor_ranks, int64_t recompute_every) {
     const int64_t a = size_of(dtype), E = c.hidden, F = c.ffn / tensor_ranks;
     const auto saved = [&](int64_t in) {  // a byte and a share of a scale instead of a bytes
         return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
     };
-    const ActivationFormula f = activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false});
+    const ActivationFormula f =
+        activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false, 0, recompute_every});
     // Of the inputs that a block keeps, those of q k v, of gate and up, of down are FP8 data; attention keeps that of
     // o. In the last block's turn, what down has released is already replaced by gradients of the full width: less is
     // gained there.
-    if (recompute == Recompute::none) {
-        const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
-        return f.total - c.layers * (2 * saved(E) + saved(F)) + working - f.working;
-    }
+    const auto level = [&](int64_t layer) { return recompute_in(layer, recompute, recompute_every); };
+    int64_t kept = f.total;
+    for (int64_t layer = 0; layer < c.layers; ++layer)
+        if (level(layer) == Recompute::none) kept -= 2 * saved(E) + saved(F);
+    if (level(c.layers - 1) == Recompute::none)
+        return kept + std::max(f.working, 2 * a * rows * F + saved(F)) - f.working;
     if (recompute == Recompute::full) {  // only the block that is being made again holds any
         const int64_t head = rows * (a * (2 * E + (c.vocab + tensor_ranks - 1) / tensor_ranks) + 4);
-        return f.total - f.working + std::max(head, f.working - 2 * saved(E));
+        return kept - f.working + std::max(head, f.working - 2 * saved(E));
     }
-    return f.total;  // pointwise, selective: they are made again, not kept
+    return kept;  // pointwise, selective: they are made again, not kept
 }
 
 void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms& layout, const ZeroOptions& zero,
@@ -40,11 +43,13 @@ namespace {
 std::pair<int64_t, int64_t> formulas(const TrainOptions& o, Llama& model, int64_t tp, const Precision& precision) {
     const DType dtype = model.options.dtype;
     const Recompute recompute = model.options.recompute;
-    int64_t activations =
-        activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false, o.loss_chunk}).total;
+    int64_t activations = activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute,
+                                             {tp, false, o.loss_chunk, o.recompute_every})
+                              .total;
     if (precision.fp8.recipe != "off") {
         const auto recipe = make_recipe(precision.fp8, 3, Device::cpu, Comm());
-        activations = fp8_activations(o.model, o.micro_batch * o.seq_len, dtype, recompute, *recipe, tp);
+        activations =
+            fp8_activations(o.model, o.micro_batch * o.seq_len, dtype, recompute, *recipe, tp, o.recompute_every);
     }
     const OptimizerEntry& optimizer = find_optimizer(precision.optimizer);
     int64_t states = 0;

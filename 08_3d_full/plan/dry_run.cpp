@@ -21,7 +21,8 @@ Workload workload_of(const TrainOptions& options) {
             .dtype = types.dtype,
             .grad_dtype = types.grad_dtype,
             .recompute = types.recompute,
-            .loss_chunk = types.loss_chunk};
+            .loss_chunk = types.loss_chunk,
+            .recompute_every = types.recompute_every};
 }
 
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {

@@ -198,6 +198,7 @@ const std::vector<Step>& steps_of(const Workload& w, const ParallelConfig& confi
 // A chunk of the rank's model: bytes of a micro-batch, and of its units' unsharded parameters and gradients.
 struct ChunkBytes {
     double kept = 0, pending = 0, layers = 0, unsharded = 0;
+    double backward = 0, input = -kInfinity, end = 0;  // worst moments of its blocks, on top of what all keep
     bool embedding = false, head = false;
     int64_t open = 0;  // micro-batches between I and W
 };
@@ -209,9 +210,14 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
     const Mesh& mesh = config.mesh;
     const RankUnits units(w, config, rank);
     const bool has_sparse = units.sparse.count > 0, sequence = config.tensor.sequence_parallel && mesh.tp > 1;
-    const BlockBytes dense = units.dense.count > 0 ? block_bytes(w, config, false) : BlockBytes{};
-    const BlockBytes sparse = has_sparse ? block_bytes(w, config, true) : BlockBytes{};
-    const auto larger = [&](double BlockBytes::*what) { return std::max(dense.*what, sparse.*what); };
+    Workload kept = w;  // of the blocks that --recompute-every leaves out, the first of two
+    kept.recompute = Recompute::none;
+    std::array<BlockBytes, 2> dense, sparse;
+    for (const bool again : {false, true}) {
+        if (!again && w.recompute_every == 1) continue;
+        if (units.dense.count > 0) dense[again] = block_bytes(again ? w : kept, config, false);
+        if (has_sparse) sparse[again] = block_bytes(again ? w : kept, config, true);
+    }
     const double a = double(size_of(w.dtype)), rows = double(w.micro_batch * (w.seq_len / mesh.cp));
     const double complete = rows * a * double(c.hidden), hidden = sequence ? complete / double(mesh.tp) : complete;
     const double vocab = double((c.vocab + mesh.tp - 1) / mesh.tp), in_chunk = double(w.loss_chunk);
@@ -236,9 +242,17 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
         chunk.head = units.stage.head && chunks.size() == units.stage.chunks.size();
         chunk.unsharded = (other_param + grad) * (chunk.embedding * embedding + chunk.head * head);
         for (int64_t layer = layers.first_layer; layer < layers.end_layer; ++layer, ++chunk.layers) {
-            const BlockBytes& bytes = c.is_sparse(layer) ? sparse : dense;
+            const bool again = layer % w.recompute_every == 0;
+            const BlockBytes& bytes = (c.is_sparse(layer) ? sparse : dense)[again];
+            const auto larger = [&](double BlockBytes::*what) {
+                return std::max(dense[again].*what, sparse[again].*what);
+            };
             chunk.kept += bytes.kept;
             chunk.pending += bytes.pending;
+            chunk.backward = larger(&BlockBytes::backward);  // of the last: when all of the chunk is still held
+            // Of the first, if W needs more of the others than they have kept.
+            chunk.input = std::max(chunk.input + bytes.pending - bytes.kept, larger(&BlockBytes::input));
+            chunk.end = std::max(chunk.end, larger(&BlockBytes::end));
             chunk.unsharded += (param + grad) * (c.is_sparse(layer) ? in_use : double(units.dense.elements));
         }
     }
@@ -291,21 +305,19 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
             held -= hidden + (split && !chunks_loss ? 0 : logits);
             if (!split) reducing = head;
         }
-        if (!split) {  // the last block, when all of the chunk is still held
-            note(held + hidden + larger(&BlockBytes::backward), params + gradients + grad * std::max(reducing, block));
+        if (!split) {
+            note(held + hidden + chunk.backward, params + gradients + grad * std::max(reducing, block));
             held -= chunk.kept;
             reducing = chunk.embedding ? embedding : block;
             continue;
         }
-        // The first block is the worst if W needs more of the others than they have kept.
         const double more = chunk.pending - chunk.kept;
         const double in_i = more > 0 ? chunk.unsharded + ahead + (k > 0 ? next : 0)
                                      : params + gradients + chunk.head * (other_param + grad) * head;
-        note(held + hidden + larger(&BlockBytes::input) + std::max(0.0, more * (1 - 1 / chunk.layers)),
-             open + is_new * in_i + grad * reducing);
+        note(held + hidden + chunk.input, open + is_new * in_i + grad * reducing);
         held += more;
         if (chunk.open++ == 0) open += chunk.unsharded;
-        note(held + hidden + larger(&BlockBytes::end), open + grad * reducing);
+        note(held + hidden + chunk.end, open + grad * reducing);
     }
     if (find_optimizer(config.optimizer).muon) note(0, exchange_of_matrices(units, w, config));
     activations += 3 * 4 * rows * double(w.micro_batches(mesh.dp));  // tokens, targets, positions

@@ -134,6 +134,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(train_dtype_names()));
     add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(train_dtype_names()));
     add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
+    add("--recompute-every", o.recompute_every, "recompute in every N-th block only; the others keep everything",
+        integer_from(1, kMaxLayers));
     add("--loss-chunk", o.loss_chunk,
         "rows of logits at a time, with their gradients computed in the forward pass; 0: all of a micro-batch", count0);
     add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
@@ -178,6 +180,9 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype fp64: not supported with --dtype {} (try --grad-dtype fp32, or --dtype fp64)",
                     o.dtype);
     }
+    if (o.recompute_every > 1 && o.recompute == "none")
+        usage_error("--recompute-every {}: nothing is recomputed with --recompute none (try --recompute full)",
+                    o.recompute_every);
     if (o.dtype == "fp32" && o.grad_dtype == "bf16")
         usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
     if (o.device == "cuda" && !why_no_cuda().empty())

@@ -55,8 +55,9 @@ Table memory_table(const LlamaConfig& config, const Llama::Options& options, int
                    const MemoryPeak& peak, const std::string& optimizer) {
     const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
     const int64_t state = AdamW::state_bytes(options.dtype);
-    const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute,
-                                                     {.loss_chunk = options.loss_chunk});
+    const ActivationFormula act =
+        activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute,
+                           {.loss_chunk = options.loss_chunk, .recompute_every = options.recompute_every});
     Table table("", {"peak bytes", "measured", "formula", Column("formula").left()});
     const auto row = [&](Memory kind, const Cell& expected, const std::string& text) {
         table.row({kMemoryNames[int(kind)], peak.kind[size_t(kind)], expected, text});

@@ -37,6 +37,7 @@ struct Workload {
     DType dtype = DType::bf16, grad_dtype = DType::f32;
     Recompute recompute = Recompute::none;
     int64_t loss_chunk = 0;
+    int64_t recompute_every = 1;
 
     int64_t micro_batches(int64_t dp) const { return global_batch / (micro_batch * dp); }
 };
