@@ -302,7 +302,8 @@ TEST_CASE("08: flags of checkpoints") {
         flags("--checkpoint-dir ../files/text.txt", "--checkpoint-dir ../files/text.txt"),
         flags("--checkpoint-dir /proc/checkpoints", "--checkpoint-dir /proc/checkpoints"),
     });
-    for (const std::string flag : {"--checkpoint-every 2", "--weights-every 2", "--keep 2", "--resume"})
+    for (const std::string flag :
+         {"--checkpoint-every 2", "--weights-every 2", "--keep 2", "--after-checkpoint x", "--resume"})
         ck.refused({flags(flag, split_at(flag, ' ')[0] + ": needs --checkpoint-dir DIR")});
 }
 

@@ -132,6 +132,33 @@ def test_a_link_to_a_checkpoint_is_one(run, ck):
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_command_after_a_checkpoint_sees_complete_files_one_at_a_time_and_the_run_waits_for_it(run, base):
+    command = 'echo begin >> log; cp -r "$TRAIN70B_CHECKPOINT" "$PWD/of-$(basename "$TRAIN70B_CHECKPOINT")"; ' \
+              "sleep 0.2; echo end >> log"
+    done = run(PROGRAM, HERE, "--tp 2 --steps 8 --checkpoint-every 1 --weights-every 4 --keep 9", "--after-checkpoint",
+               pathlib.PurePath(command), ranks=2)  # one word
+    assert losses(done) == base[0]
+    folders = [event["folder"] for event in done.events("checkpoint")]
+    status = {pathlib.Path(event["folder"]).name: event["status"] for event in done.events("after_checkpoint")}
+    assert sorted(status) == sorted(folders) and status["step-8"] == 0 and None in status.values(), status
+    for name, code in status.items():
+        copy = run.folder / f"of-{name}"
+        assert code in (0, None) and copy.exists() == (code == 0), status
+        assert code is None or [path.read_bytes() for path in sorted(copy.iterdir())] == [
+            path.read_bytes() for path in sorted((run.folder / "ck" / name).iterdir())]
+    assert (run.folder / "log").read_text() == "begin\nend\n" * list(status.values()).count(0)
+
+
+@pytest.mark.parametrize("command, status", [("echo no room >&2; exit 3", 3), ("kill -TERM $$", 143)])
+def test_a_command_that_fails_after_a_checkpoint_is_a_warning(run, base, command, status):
+    done = run(PROGRAM, HERE, "--tp 2 --steps 8 --checkpoint-every 4", "--after-checkpoint", pathlib.PurePath(command),
+               ranks=2)
+    assert losses(done) == base[0]
+    said = f"warning: --after-checkpoint for ck/step-8: exit status {status}: {'no room' if status == 3 else ''}"
+    done.says(said.strip(), where="out")
+    assert done.events("after_checkpoint")[-1] == {"event": "after_checkpoint", "folder": "ck/step-8", "status": status}
+
+
 def begin(run, *flags, ranks=2):
     """A long run that has trained five steps."""
     (run.folder / "m.jsonl").unlink(missing_ok=True)

@@ -35,7 +35,8 @@ Checkpoints::Checkpoints(const CheckpointFolder& folder, const TrainOptions& tra
       data_(fingerprint(data)),
       trainer_(trainer),
       world_(world),
-      start_(folder.start) {
+      start_(folder.start),
+      after_(options_.after, trainer) {
     if (!options_.dir.empty()) watchdog->stop_on_signals();
 }
 
@@ -96,6 +97,7 @@ void Checkpoints::finish() {
                             options_.dir, step_, newest_text(options_.dir)));
         world_.barrier().wait();  // until rank 0 ends all
     }
+    if (!options_.after.empty()) write_files(world_, [&] { after_.look(true); });
     if (watchdog->stop_requested()) say("stopped by a signal after step {}; --resume goes on\n", step_);
 }
 
@@ -223,6 +225,7 @@ void Checkpoints::commit(const Written& checkpoint) {
 }
 
 void Checkpoints::report_committed() {
+    after_.look();
     std::vector<ordered_json> events;
     {
         const std::lock_guard lock(mutex_);
@@ -235,6 +238,7 @@ void Checkpoints::report_committed() {
                                   event["folder"].get<std::string>(), human_bytes(bytes), copy * 1e3, write,
                                   human_bytes(bytes / std::max(write, 1e-9)), all),
                       event);
+        after_.complete(options_.dir + "/" + event["folder"].get<std::string>());
     }
 }
 

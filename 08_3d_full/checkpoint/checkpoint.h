@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/trainer.h"
+#include "08_3d_full/checkpoint/after_checkpoint.h"
 #include "08_3d_full/checkpoint/durable.h"
 #include "08_3d_full/checkpoint/folder.h"
 #include "08_3d_full/checkpoint/snapshot.h"
@@ -57,6 +58,7 @@ class Checkpoints : public RunControl {
     const Comm world_;
     const std::optional<Manifest>& start_;
 
+    AfterCheckpoint after_;  // on rank 0
     std::optional<Snapshot> snapshot_;
     std::optional<Written> pending_;
     bool full_is_due_ = false, weights_are_due_ = false;

@@ -36,6 +36,12 @@ void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& o) {
               integer_from(0));
     flags.add("--keep", o.keep, fmt::format("full checkpoints to keep [default: {}]", kCheckpointsKept),
               integer_from(1));
+    flags
+        .add("--after-checkpoint", o.after,
+             "COMMAND: rank 0 runs it by /bin/sh beside the training, with a complete checkpoint in "
+             "TRAIN70B_CHECKPOINT; one at a time, the newest waits [default: none]",
+             {.problem = {}, .name = "COMMAND"})
+        .default_text("");
     flags.add_flag("--resume", o.resume, "go on from the newest complete checkpoint in --checkpoint-dir");
     flags.add("--resume-from", o.resume_from, "DIR/step-N: go on from this checkpoint [default: none]",
               {.problem = not_empty, .name = "DIR/step-N"});
@@ -210,6 +216,7 @@ void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions
     for (const auto& [given, flag] : {std::pair(options.every > 0, "--checkpoint-every"),
                                       {options.weights_every > 0, "--weights-every"},
                                       {options.keep.has_value(), "--keep"},
+                                      {!options.after.empty(), "--after-checkpoint"},
                                       {options.resume, "--resume"}})
         if (given && options.dir.empty()) usage_error("{}: needs --checkpoint-dir DIR", flag);
     if (!options.dir.empty() && !world.has_peers())

@@ -15,6 +15,7 @@ struct CheckpointOptions {
     std::string dir;                       // empty: none
     int64_t every = 0, weights_every = 0;  // steps; 0: only when the run ends, and never
     std::optional<int64_t> keep;
+    std::string after;  // a command; empty: none
     bool resume = false;
     std::string resume_from;
     int64_t stop_after = 0;  // step; 0: --steps
