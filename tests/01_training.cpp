@@ -175,6 +175,18 @@ TEST_CASE("recomputation changes no bit of losses, gradient norms and final weig
     }
 }
 
+TEST_CASE("--recompute-every counts the blocks of the whole model, whatever a stage has of them") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.model.layers = 7;
+    options.recompute = "full";
+    options.recompute_every = 3;
+    const Llama stage(options.model, options.llama(), {{{2, 4}, {5, 7}}, false, false});
+    std::vector<bool> recomputed;
+    for (const Block& block : stage.blocks) recomputed.push_back(!block.unit.wrappers.empty());
+    EXPECT(recomputed == std::vector<bool>{false, true, false, true});  // 2, 3, 5, 6
+}
+
 TEST_CASE("bf16 follows fp32 within 2% over 20 steps of learning, and is not fp32") {
     const Text text;
     TrainOptions options = tiny(text);
