@@ -19,8 +19,8 @@ Tensor times(const Tensor& x, double factor) {
 
 Tensor orthogonalized(const Tensor& u, DType dtype) {
     const bool tall = u.shape()[0] > u.shape()[1];
-    const double norm = std::sqrt(total_squares({u}));
-    Tensor x = times(converted(u, dtype, u.device()), 1 / std::max(norm, 1e-7));
+    const Tensor rounded = converted(u, dtype, u.device());
+    Tensor x = times(rounded, 1 / std::max(std::sqrt(total_squares({rounded})), 1e-7));
     for (int step = 0; step < kNewtonSchulzSteps; ++step) {
         const Tensor A = matmul(x, x, tall ? Transpose::a : Transpose::b, Memory::workspace);
         Tensor B = times(A, kB / kC), next = times(x, kA);
