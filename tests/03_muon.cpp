@@ -53,7 +53,7 @@ TEST_CASE("Muon: ZeRO 0 to 3, hybrid and whole, and data parallelism are one ran
                                     {.stage = 3, .hybrid_shard = 2}}) {
         std::unique_ptr<Zero> store;
         Session session(o, [&](Session& s) {
-            const auto owners = std::make_shared<MatrixOwners>(world(), DType::f64, Device::cpu);
+            const auto owners = std::make_shared<MatrixOwners>(world(), s.model);
             store = std::make_unique<Zero>(s.model, world(), zero, Muon::maker(o.adamw(), owners));
             use_store(s.trainer, *store, world());
         });

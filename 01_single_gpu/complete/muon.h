@@ -21,7 +21,7 @@ Tensor orthogonalized(const Tensor& u, DType dtype);
 double newton_schulz_flops(int64_t rows, int64_t cols);
 
 bool takes_muon(const Param& param);               // a matrix, or a stack of them, inside a block
-int64_t muon_elements(const LlamaConfig& c);  // of all such parameters
+int64_t muon_elements(const LlamaConfig& c);       // of all such parameters
 double muon_share(const LlamaConfig& config);      // the same, of one parameter
 void check_muon(bool mup, bool offloads = false);  // usage error
 

@@ -26,6 +26,12 @@ void check_outer_steps(const OuterOptions& o, const TrainOptions& run, const Fla
     for (const char* flag : {"--bucket-mb", "--overlap"})
         if (flags.given(flag))
             usage_error("{}: with --outer-steps {} gradients are not reduced; leave it out", flag, o.every);
+    if (run.mask_document_ends)
+        usage_error("--mask-document-ends on: with --outer-steps {} ranks need as many targets (try --outer-steps 0)",
+                    o.every);
+    if (run.skip_step)
+        usage_error("--skip-step on: with --outer-steps {} each rank has a norm of its own (try --skip-step off)",
+                    o.every);
     if (!run.save_reference.empty())
         usage_error(
             "--save-reference {}: with --outer-steps {} no rank has the gradient of the batch (try "
@@ -72,8 +78,9 @@ void print_tables(Program& p, const OuterOptions& outer, const Sent& sent) {
     const TrainOptions& o = p.options;
     const Llama::Options& types = p.model().options;
     const int64_t n = o.model.parameters(), N = p.dp, width = size_of(stats_dtype(types.dtype));
-    const ActivationFormula act = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
-                                                     {.loss_chunk = types.loss_chunk});
+    const ActivationFormula act =
+        activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
+                           {.loss_chunk = types.loss_chunk, .recompute_every = types.recompute_every});
     say(memory_table(
         "bytes: peak; below it the formula, where the outer weights and their momentum are the optimizer's",
         {{fmt::format("rank {}", p.world.rank()),
@@ -93,6 +100,10 @@ void print_tables(Program& p, const OuterOptions& outer, const Sent& sent) {
 }  // namespace
 
 void train_by_outer_steps(Program& p, const Comm& ranks, const OuterOptions& options) {
+    if (p.trainer().batches.ignores_targets())
+        usage_error(
+            "--outer-steps {}: ranks have unequal numbers of targets, because some are ignored (try --outer-steps 0)",
+            options.every);
     OuterSteps store(p.model(), ranks, options, p.options.steps, AdamW::maker(p.options.adamw()));
     p.use(store, ranks);
     p.trainer().step_states.push_back(&store);

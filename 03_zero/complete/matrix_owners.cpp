@@ -55,6 +55,29 @@ std::vector<MatrixOwners::Holders> MatrixOwners::plan(const std::vector<std::vec
     return parts;
 }
 
+std::vector<MatrixOwners::Part> MatrixOwners::parts_of_others() const {
+    std::vector<Part> list;
+    for (const Param* param : model_.params()) {
+        if (!takes_muon(*param)) continue;
+        const int64_t rows = param->matrix_rows(), width = param->local.cols;
+        const int64_t first = param->local.row_begin / rows;  // of a stack, of which each rank has as many
+        const int64_t count = std::min(param->matrices, std::max<int64_t>(param->local.rows / rows, 1) * ranks_.size());
+        for (int64_t i = 0; i < count; ++i) {
+            Part next{param->key(0) >> 11, (first + i) % param->matrices, rows, param->global_shape[1], width};
+            const auto until = [&](int64_t end) {
+                next.size = end - next.begin;
+                if (next.size > 0) list.push_back(next);
+            };
+            for (auto own = mine_.lower_bound(next); own != mine_.end() && own->first.whole() == next.whole(); ++own) {
+                until(own->first.begin);
+                next.begin = own->first.begin + own->first.size;
+            }
+            until(next.rows * next.cols);
+        }
+    }
+    return list;
+}
+
 void MatrixOwners::agree() {
     std::vector<double> own;
     for (const Segment& segment : segments_) {
@@ -67,16 +90,16 @@ void MatrixOwners::agree() {
                 own.push_back(double(number));
         }
     }
-    if (!ranks_.has_peers()) {  // simulated ranks, which would hold other parts, are taken for copies of this one
-        std::vector<Part> parts;
-        for (const auto& [part, values] : mine_) parts.push_back(part);
-        parts_ = plan(std::vector<std::vector<Part>>(size_t(ranks_.size()), parts));
+    std::vector<std::vector<Part>> of_ranks(size_t(ranks_.size()));
+    if (!ranks_.has_peers()) {  // simulated: the next rank holds all that this one does not
+        for (const auto& [part, values] : mine_) of_ranks[size_t(ranks_.rank())].push_back(part);
+        of_ranks[size_t((ranks_.rank() + 1) % ranks_.size())] = parts_of_others();
+        parts_ = plan(of_ranks);
         return;
     }
     constexpr size_t kNumbers = 7;
     own.resize(size_t(ranks_.max(double(own.size()))), 0);
     const std::vector<double> all = ranks_.gather(own);
-    std::vector<std::vector<Part>> of_ranks(size_t(ranks_.size()));
     for (size_t at = 0; at < all.size(); at += kNumbers) {
         const auto number = [&](size_t i) { return int64_t(all[at + i]); };
         if (number(6) > 0)
@@ -114,7 +137,8 @@ void MatrixOwners::exchange(const std::vector<Tensor>& at_owner, bool back) {
         return list;
     };
     const auto message = [&](const std::vector<int64_t>& sizes) {
-        return Tensor({std::accumulate(sizes.begin(), sizes.end(), int64_t(0))}, dtype_, device_, Memory::workspace);
+        return Tensor({std::accumulate(sizes.begin(), sizes.end(), int64_t(0))}, model_.options.dtype,
+                      model_.options.device, Memory::workspace);
     };
     const auto for_each = [](std::vector<std::vector<Tensor>>& of_ranks, const Tensor& message, const auto& body) {
         int64_t at = 0;
@@ -145,17 +169,17 @@ void MatrixOwners::orthogonalize() {
         const auto& [part, holders, owner, from] = parts_[i];
         if (owner != ranks_.rank()) continue;
         if (owned.empty() || owned.back().part.whole() != part.whole()) {
-            owned.push_back({part, Tensor({part.rows * part.cols}, dtype_, device_, Memory::workspace)});
-            if (!ranks_.has_peers()) fill(owned.back().slabs, 0);  // what they would have sent
+            owned.push_back({part, Tensor({part.rows * part.cols}, model_.options.dtype, model_.options.device,
+                                          Memory::workspace)});
         }
         at_owner[i] = owned.back().slabs.element_slice(part.begin, {part.size});
     }
     exchange(at_owner, false);
     for (auto& [part, slabs] : owned) {
         const int64_t count = part.cols / part.width;
-        Tensor u({part.rows, part.cols}, dtype_, device_, Memory::workspace);
+        Tensor u({part.rows, part.cols}, model_.options.dtype, model_.options.device, Memory::workspace);
         swap_blocks(u, slabs, count, part.rows);
-        swap_blocks(slabs, orthogonalized(u, dtype_), part.rows, count);
+        swap_blocks(slabs, orthogonalized(u, u.dtype()), part.rows, count);
     }
     exchange(at_owner, true);
 }

@@ -9,6 +9,7 @@
 // in the dtype of the parameters: a rank sends its shard twice. Replicas (ZeRO-0, hybrid shard) do this each by itself.
 #include <map>
 
+#include "01_single_gpu/complete/llama.h"
 #include "01_single_gpu/complete/muon.h"
 #include "02_data_parallel/comm.h"
 
@@ -16,8 +17,8 @@ namespace train70b {
 
 class MatrixOwners : public Orthogonalizer {
   public:
-    // ranks: those that hold the matrices between them. dtype, device: of the parameters.
-    MatrixOwners(const Comm& ranks, DType dtype, Device device) : ranks_(ranks), dtype_(dtype), device_(device) {}
+    // ranks: those that hold the matrices of the model's blocks between them. The model outlives this.
+    MatrixOwners(const Comm& ranks, Llama& model) : ranks_(ranks), model_(model) {}
 
     // Consecutive elements of a matrix that is stored as slabs of `width` columns, one after another: those of one
     // tensor-parallel rank. A run of a parameter's local rectangle is one here, too.
@@ -43,11 +44,11 @@ class MatrixOwners : public Orthogonalizer {
   private:
     void orthogonalize() override;
     void agree();
+    std::vector<Part> parts_of_others() const;
     void exchange(const std::vector<Tensor>& at_owner, bool back);
 
     const Comm ranks_;
-    const DType dtype_;
-    const Device device_;
+    Llama& model_;
     std::vector<Holders> parts_;   // of all ranks; empty before the first step
     std::map<Part, Tensor> mine_;  // views of the gradients
 };

@@ -12,7 +12,7 @@ Fp8Trainer::Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& optio
       fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)),
       zero(model, layout.data_ranks, zero_options,
            make_optimizer_of(precision.optimizer, options.adamw(), ranks,
-                             layout.tensor_ranks.size() * zero_options.shards(layout.data_ranks.size()), model.options),
+                             layout.tensor_ranks.size() * zero_options.shards(layout.data_ranks.size()), model),
            make_fp8_unsharder(fp8)) {
     trainer.store = &zero;
     trainer.groups.dp = trainer.groups.dp_cp = group_of(layout.data_ranks);

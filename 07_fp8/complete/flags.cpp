@@ -12,7 +12,9 @@ void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
               integer_from(1, 65536));
     flags.add("--fp8-margin", o.margin,
               "margin N of scales: leave room for values 2^N times as large, with --fp8 delayed", integer_from(0, 16));
-    flags.add("--optimizer", optimizer, "optimizer; moments of 4 bytes or 1 byte", one_of(names_of(optimizers())));
+    flags.add("--optimizer", optimizer,
+              "optimizer; adamw8bit: moments of 1 byte; muon: orthogonal updates of the matrices in blocks",
+              one_of(names_of(optimizers())));
 }
 
 void check_precision(const Fp8Options& options, const std::string& optimizer, const TrainOptions& training,

@@ -17,12 +17,16 @@ const std::vector<OptimizerEntry>& optimizers() {
 
 const OptimizerEntry& find_optimizer(const std::string& name) { return find_entry(optimizers(), "--optimizer", name); }
 
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
+    return find_optimizer(name).maker(hyper, std::make_shared<Orthogonalizer>());
+}
+
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
-                                const Llama::Options& types) {
+                                Llama& model) {
     const OptimizerEntry& entry = find_optimizer(name);
     if (!entry.muon) return entry.maker(hyper, nullptr);
     const Comm ranks = world.split([copy](int rank) { return int(rank / copy); }, "matrices", GroupLoad::alone);
-    return entry.maker(hyper, std::make_shared<MatrixOwners>(ranks, types.dtype, types.device));
+    return entry.maker(hyper, std::make_shared<MatrixOwners>(ranks, model));
 }
 
 double moment_bytes(const std::string& optimizer, DType dtype, double muon_share) {

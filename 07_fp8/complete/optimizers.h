@@ -14,7 +14,7 @@ struct OptimizerEntry {
     std::string name;
     // matrices: who orthogonalizes, for muon; otherwise null.
     MakeOptimizer (*maker)(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices);
-    DType (*moments)(DType dtype);  // the dtype of both moments; dtype: of the parameters
+    DType (*moments)(DType dtype);  // the dtype of the moments; dtype: of the parameters
     int64_t scale_block = 0;        // elements of a row whose moments share two fp32 scales; 0: no scales
     bool muon = false;              // what takes_muon() has one moment only, and is updated as whole matrices
 
@@ -22,10 +22,11 @@ struct OptimizerEntry {
     int moments_of(const Param& param) const { return muon && takes_muon(param) ? 1 : 2; }
 };
 const std::vector<OptimizerEntry>& optimizers();
-const OptimizerEntry& find_optimizer(const std::string& name);  // usage error for an unknown name
+const OptimizerEntry& find_optimizer(const std::string& name);                        // usage error for an unknown name
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);  // on one rank
 // copy: so many consecutive ranks of `world` hold the states of a pipeline stage once. Collective.
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world = {},
-                                int64_t copy = 1, const Llama::Options& types = {});
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
+                                Llama& model);
 // Bytes per parameter: of the moments and their scales; and with the master weight where dtype needs one. muon_share:
 // the share of parameters that takes_muon().
 double moment_bytes(const std::string& optimizer, DType dtype, double muon_share);

@@ -7,12 +7,15 @@
 
 namespace train70b {
 
+namespace {
+char kind_of(const std::string& folder) { return folder[folder.rfind('/') + 1]; }
+}  // namespace
+
 void AfterCheckpoint::complete(const std::string& folder) {
     if (command_.empty()) return;
-    std::string& waiting = waiting_[std::filesystem::path(folder).filename().string()[0]];
+    std::string& waiting = waiting_[kind_of(folder)];
     if (!waiting.empty()) note(fmt::format("skipped, while that for {} runs", folder_), waiting, nullptr);
     waiting = folder;
-    look();
 }
 
 void AfterCheckpoint::look(bool wait) {
@@ -23,12 +26,14 @@ void AfterCheckpoint::look(bool wait) {
             note(status == 0 ? "" : fmt::format("exit status {}: {}", status, said), folder_, status);
         }
         if (waiting_.empty()) return;
-        folder_ = waiting_.extract(waiting_.begin()).mapped();
-        running_ = std::async(std::launch::async, [this]() -> Ended {
-            const std::string variable = "TRAIN70B_CHECKPOINT=" + std::filesystem::absolute(folder_).string();
+        auto next = waiting_.begin();
+        if (waiting_.size() > 1 && next->first == kind_of(folder_)) ++next;  // the kinds take turns
+        folder_ = waiting_.extract(next).mapped();
+        running_ = std::async(std::launch::async, [command = command_, folder = folder_]() -> Ended {
+            const std::string variable = "TRAIN70B_CHECKPOINT=" + std::filesystem::absolute(folder).string();
             try {
                 std::string said;
-                const int status = run_program({"env", variable, "/bin/sh", "-c", command_}, said);
+                const int status = run_program({"env", variable, "/bin/sh", "-c", command}, said);
                 return {status, said};
             } catch (const std::runtime_error& error) { return {127, error.what()}; }
         });

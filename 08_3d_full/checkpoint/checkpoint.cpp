@@ -225,7 +225,6 @@ void Checkpoints::commit(const Written& checkpoint) {
 }
 
 void Checkpoints::report_committed() {
-    after_.look();
     std::vector<ordered_json> events;
     {
         const std::lock_guard lock(mutex_);
@@ -240,6 +239,7 @@ void Checkpoints::report_committed() {
                       event);
         after_.complete(options_.dir + "/" + event["folder"].get<std::string>());
     }
+    after_.look();  // last: a folder that is no longer kept does not wait
 }
 
 // Until the pending checkpoint is complete, or dropped. Collective.

@@ -109,7 +109,8 @@ void Elastic::finish() {
 std::string Elastic::settings() const {
     const TrainOptions& o = trainer_.options;
     return json({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data), o.seed,
-                 o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr})
+                 o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr, config_.optimizer, o.weight_decay, o.beta1,
+                 o.beta2, o.eps, o.clip, o.skip_step})
         .dump();
 }
 

@@ -15,7 +15,7 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
       fp8(apply_fp8(model, config.fp8, o.micro_batch * o.seq_len / config.mesh.cp, ranks.tp)),
       zero(model, ranks.dp_cp, config.zero,
            make_optimizer_of(config.optimizer, o.adamw(), world,
-                             config.mesh.tp * config.zero.shards(ranks.dp_cp.size()), model.options),
+                             config.mesh.tp * config.zero.shards(ranks.dp_cp.size()), model),
            make_fp8_unsharder(fp8), ranks.own_edp ? std::optional(ranks.edp) : std::nullopt),
       pipeline(model, ranks.pp, schedule_of(config, o), config.tensor.sequence_parallel ? config.mesh.tp : 1) {
     apply_context_parallel(model, ranks.cp, context);

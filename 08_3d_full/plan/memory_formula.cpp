@@ -60,8 +60,10 @@ StateMemory state_memory(const RankUnits& units, const Workload& w, const Parall
         const int64_t part = unit->count * unit->part(), padded = part * unit->shards;
         memory.params += a * (stage == 3 ? part : padded);
         memory.grads += g * (stage >= 2 ? part : padded);
-        const bool in_block = unit != &units.embedding && unit != &units.head;
-        const double state = state_bytes(config.optimizer, w.dtype, in_block ? 1 : 0);
+        double matrices = unit == &units.experts ? 1 : 0;  // their share of the unit
+        if (unit == &units.dense || unit == &units.sparse)
+            matrices = 1 - double(w.model.block_vectors(config.mesh.tp)) / double(unit->elements);
+        const double state = state_bytes(config.optimizer, w.dtype, matrices);
         memory.optimizer += std::llround(state * double(unit->count * (stage == 0 ? unit->elements : unit->own())));
         shards += part;
     }
