@@ -81,10 +81,12 @@ def test_losses_on_two_nodes_are_one_rank_s(nodes, run):
         box("exec", 0, *start, BIN / "03_zero", *SMALL, "--zero", 3, "--all-reduce", algorithm, "--metrics", file)
         assert losses(file) == pytest.approx(losses(one), rel=1e-10)
     links = pathlib.Path(FOLDER, "links.json")
-    box("exec", 0, "mpirun", "-np", 4, BIN / "08_3d_full", *SMALL, "--probe-file", links)
-    rail = json.loads(links.read_text("utf-8"))["rail"]["bytes_per_s"]
-    # 800 Mbit/s, all of it, though both ranks of a node send; after a pause up to 0.4 of a message goes at once.
-    assert 6e7 < rail < 1.4e8, rail
+    rails = []  # 800 Mbit/s, all of it, though both ranks of a node send; on a busy machine they may not at one time
+    while not rails or (not 6e7 < rails[-1] < 1.2e8 and len(rails) < 6):
+        box("exec", 0, "mpirun", "-np", 4, BIN / "08_3d_full", *SMALL, "--probe-file", links)
+        rails.append(json.loads(links.read_text("utf-8"))["rail"]["bytes_per_s"])
+        links.unlink()
+    assert 6e7 < rails[-1] < 1.2e8, rails
     assert "is there already" in box("up", code=2)
 
 
