@@ -109,6 +109,7 @@ def make(programs, out, name, dtype="fp32", more=()):
         run(*model, *words, "--data", data, "--dtype", dtype, "--save-reference", out / name)
     reference = out / name / "reference.json"  # paths are this machine's
     file = json.loads(reference.read_text("utf-8"))
+    file["flags"].pop("config", None)  # the flags once more
     for flag in ("data", "save-reference", "load-hf"):
         if flag in file["flags"]:
             file["flags"][flag] = pathlib.Path(file["flags"][flag]).name

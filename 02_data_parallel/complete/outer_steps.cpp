@@ -31,7 +31,8 @@ void OuterSteps::weights_changed() {
     }
 }
 
-// The loss is scaled by the targets of the global batch, and ranks have as many, so the gradient of this rank's mean is N times what it summed.
+// The loss is scaled by the targets of the global batch, of which ranks have equal numbers, so the gradient of this
+// rank's mean is N times what it summed.
 void OuterSteps::finish_gradients() {
     for (Param* param : model_.params()) scale(param->grad, ranks_.size());
 }

@@ -5,9 +5,9 @@
 //
 //   d = 1/N sum_r (w - w_r)        m = mu m + d        w = w - lr (d + mu m)        w_r = w on every rank
 //
-// Streaming (Douillard et al. 2025, section 2.2): fragment p of P, the units i with i % P = p, does so at the steps with
-// (step + p H/P) % H = 0, so that a step sends 1/P of the weights at most. After the run's last step all fragments do,
-// so that one model is evaluated and saved.
+// Streaming (Douillard et al. 2025, section 2.2): fragment p of P, the units i with i % P = p, does so at the steps
+// with (step + p H/P) % H = 0, so that a step sends 1/P of the weights at most. After the run's last step all fragments
+// do, so that one model is evaluated and saved.
 //
 // With lr 1 and mu 0, w becomes the mean of the w_r. H = 1 is then plain data parallelism if the update is linear in
 // the gradient (SGD, no clipping), and any H is one rank's run if the ranks have equal samples. AdamW on different
