@@ -12,8 +12,9 @@
 //     workspace     unsharded: ZeRO-3, a n of the unit in use and of `prefetch` more; from ZeRO-2 on g n of the unit in
 //                   use and of the reduction in flight; where W comes later, all units of the chunk
 //
-// States are exact, but for the scales of 8-bit moments and Muon's shards. The sum is within kFormulaError of a dry run's
-// (-R 08_memory_formula): layouts near the limit are left to the recording of their step (simulate_best.h).
+// States are exact, but for the scales of 8-bit moments and Muon's shards. The sum is within kFormulaError of a dry
+// run's (-R 08_memory_formula), three times that with Muon: layouts near the limit are left to the recording of their
+// step (simulate_best.h).
 #include "01_single_gpu/core/memory.h"
 #include "08_3d_full/complete/layout/config.h"
 
