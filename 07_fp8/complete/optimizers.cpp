@@ -1,7 +1,6 @@
 #include "07_fp8/complete/optimizers.h"
 
 #include "01_single_gpu/core/registry.h"
-#include "03_zero/complete/matrix_owners.h"
 #include "07_fp8/complete/adamw8bit.h"
 
 namespace train70b {
@@ -19,14 +18,6 @@ const OptimizerEntry& find_optimizer(const std::string& name) { return find_entr
 
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
     return find_optimizer(name).maker(hyper, std::make_shared<Orthogonalizer>());
-}
-
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
-                                Llama& model) {
-    const OptimizerEntry& entry = find_optimizer(name);
-    if (!entry.muon) return entry.maker(hyper, nullptr);
-    const Comm ranks = world.split([copy](int rank) { return int(rank / copy); }, "matrices", GroupLoad::alone);
-    return entry.maker(hyper, std::make_shared<MatrixOwners>(ranks, model));
 }
 
 double moment_bytes(const std::string& optimizer, DType dtype, double muon_share) {

@@ -5,9 +5,10 @@
 
 #include "01_single_gpu/complete/llama.h"
 #include "01_single_gpu/complete/muon.h"
-#include "02_data_parallel/comm.h"
 
 namespace train70b {
+
+class Comm;
 
 // One value of --optimizer. To add one, add it to the list in optimizers.cpp: memory, plans and checkpoints follow.
 struct OptimizerEntry {
