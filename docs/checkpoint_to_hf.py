@@ -25,6 +25,8 @@ def main():
     checkpoint, out = Checkpoint(sys.argv[1]), sys.argv[2]
     if "experts" in checkpoint.manifest:  # files have them one by one, under the names of a family
         sys.exit(f"{sys.argv[1]}: has experts (try 08_3d_full --save-hf)")
+    if own := [key for key in checkpoint.manifest["model"] if key.startswith("train70b_")]:
+        sys.exit(f"{sys.argv[1]}: no family of Hugging Face has {own[0]} (--sinks on, --window-every)")
     manifest, params = checkpoint.manifest, [param for state, param in checkpoint.keys() if state == "weight"]
     stored, width = {"fp64": ("F64", 8), "fp32": ("F32", 4), "bf16": ("BF16", 2)}[manifest["dtype"]]
     header, end = {"__metadata__": {"format": "pt"}}, 0

@@ -1,5 +1,6 @@
 // Every CUDA op against the CPU op, in fp32 and bf16, and the whole model's loss and gradients. Where there is no GPU
 // each case says so and is skipped.
+#include "01_single_gpu/ops/sinks.h"
 #include "tests/cuda_ops.h"
 
 using namespace train70b;
@@ -252,6 +253,22 @@ TEST_CASE("cuda: the bias of a linear layer and its gradient") {
                     add_bias(y, make.random({cols}, 3));
                     add_bias_backward(dbias, make.random({rows, cols}, 4));
                     return Results{y, dbias};
+                });
+}
+
+TEST_CASE("cuda: attention's sinks and their gradient") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (DType grad : {dtype, DType::f32})
+            for (auto [rows, H, D] : {std::array<int64_t, 3>{3, 1, 2}, {70, 5, 40}, {9, 16, 128}})
+                compare(ops("add_sinks", {rows, H, D}), dtype, [&, rows = rows, H = H, D = D](Device device) {
+                    const Maker make{device, dtype};
+                    const Tensor sinks = make.random({H}, 1), dout = make.random({rows, H * D}, 2);
+                    Tensor out = make.random({rows, H * D}, 3), dsinks = tensor(randoms(H, 4), {H}, grad, device),
+                           lse = tensor(randoms(rows * H, 5), {rows, H}, DType::f32, device);
+                    add_sinks(out, lse, sinks);
+                    add_sinks_backward(dsinks, dout, out, lse, sinks);
+                    return Results{out, lse, dsinks};
                 });
 }
 

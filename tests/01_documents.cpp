@@ -26,9 +26,10 @@ TEST_CASE("a document ends with its token: at the first place, at the last, seve
     EXPECT(document_pairs({0, 1, 2, 3}) == 4);
 }
 
-TEST_CASE("a batch's positions and document starts are those of the whole sample, whichever tokens a rank holds") {
+TEST_CASE("a batch's positions, document and window starts are the whole sample's, whichever tokens a rank holds") {
     const Text text;
     TrainOptions o = tiny(text);
+    o.model.layers = 4, o.model.window = 5, o.model.windowed = {true, false, true, true};
     o.micro_batch = 2;
     o.val_fraction = 0.2;
     const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
@@ -57,12 +58,20 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
                 for (const auto [begin, count] : queries.empty() ? whole : queries)
                     for (const Ints& sample : samples)
                         for (int64_t t = begin; t < begin + count; ++t) starts.push_back(start_of(sample, t, token));
+                Ints windows = starts;
+                size_t row = 0;
+                for (const auto [begin, count] : queries.empty() ? whole : queries)
+                    for (size_t i = 0; i < samples.size(); ++i)
+                        for (int64_t t = begin; t < begin + count; ++t, ++row)
+                            windows[row] = std::max(windows[row], int32_t(t) - 4);
                 for (const Ints& sample : samples)
                     for (int64_t t = 0; t < 16; ++t)
-                        for (int64_t key = 0; key <= t; ++key) pairs += key >= start_of(sample, t, token);
+                        for (int64_t key = 0; key <= t; ++key)
+                            pairs += (key >= start_of(sample, t, token)) * (key > t - 5 ? 1 : 0.25);
                 INFO("token ", token, ", ", tokens.size(), " ranges, step ", step);
                 EXPECT(int_list(batch.positions) == positions);
                 EXPECT(int_list(batch.document_starts.on_device) == starts);
+                EXPECT(int_list(batch.window_starts.on_device) == windows);
                 EXPECT(Ints(batch.document_starts.on_host.get(), batch.document_starts.on_host.get() + starts.size()) ==
                        starts);
                 EXPECT(batch.document_pairs == pairs);

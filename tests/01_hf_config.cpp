@@ -179,8 +179,10 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
     cases[1].config.head_size = 6;
     cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
-    cases[3].config.qkv_bias = true;
+    cases[2].config.window = 5, cases[2].config.windowed = {false, true}, cases[2].config.sinks = true;
+    cases[3].config.qkv_bias = true, cases[3].config.window = 7;
     cases[4].config.qk_norm = true, cases[4].config.head_size = 10;
+    cases[4].config.window = 6, cases[4].config.windowed = {true, false};
     for (const auto& [type, architecture, config] : cases) {
         LlamaConfig expected = config;
         expected.family = type;
@@ -198,6 +200,7 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         EXPECT(again.head_dim() == config.head_dim());
         EXPECT(again.qkv_bias == config.qkv_bias);
         EXPECT(again.qk_norm == config.qk_norm);
+        EXPECT((again.window == config.window && again.windowed == config.windowed && again.sinks == config.sinks));
         EXPECT(again.experts.count == config.experts.count);
         EXPECT(again.experts.normalize == config.experts.normalize);
         EXPECT(again.experts.dense_layers == config.experts.dense_layers);
@@ -342,11 +345,12 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
                           {"layer_types", {"full_attention", "full_attention"}}});
     for (const char* type : {"qwen2", "qwen3"}) {
         EXPECT(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 2}}).window == 0);
-        EXPECT(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}}).window == 4096);
+        const LlamaConfig after = parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}});
+        EXPECT((after.window == 4096 && !after.has_window(0) && after.has_window(1)));
         const ordered_json second = {"full_attention", "sliding_attention"};
         const ordered_json by_layer = {
             {"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 9}, {"layer_types", second}};
-        EXPECT(parse(type, by_layer).window == 8);
+        EXPECT((parse(type, by_layer).window == 8 && parse(type, by_layer).windowed == std::vector<bool>{false, true}));
         const ordered_json written = hf_config(parse(type, by_layer), DType::f32);
         for (const auto& [key, value] : by_layer.items()) EXPECT(written[key] == value);
     }
@@ -366,7 +370,10 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
     EXPECT(dots({{"max_window_layers", 1}}).window == 4096);
     EXPECT(dots({{"max_window_layers", 1}, {"sliding_window", 8}}).window == 8);
     EXPECT_USAGE_ERROR(parse("qwen2", {{"use_sliding_window", 1}}), "use_sliding_window 1: must be true or false");
-    EXPECT(parse("mistral", none).window == 4096);
+    EXPECT((parse("mistral", none).window == 4096 && parse("mistral", none).has_window(0)));
+    EXPECT_USAGE_ERROR(parse("mistral", {{"sliding_window", 1}}), "sliding_window 1: must be at least 2");
+    EXPECT_USAGE_ERROR(parse("qwen3", {{"use_sliding_window", true}, {"layer_types", {"sliding_attention"}}}),
+                       "must have num_hidden_layers, 2, entries");
     EXPECT(hf_config(parse("mistral", none), DType::f32)["sliding_window"] == 4096);
     EXPECT(hf_config(parse("mistral", {{"sliding_window", nullptr}}), DType::f32)["sliding_window"].is_null());
     EXPECT(parse("mistral", {{"sliding_window", 64}, {"layer_types", {"full_attention"}}}).window ==

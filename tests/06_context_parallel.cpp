@@ -1,4 +1,6 @@
 // Every algorithm against one rank: losses, norms, gradients, in fp32 and bf16; who does how much; what is sent.
+#include <set>
+
 #include "tests/context.h"
 
 using namespace train70b;
@@ -158,6 +160,37 @@ TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and 
                         }
                     });
             }
+}
+
+// Brute force: the distances of all pairs (query, key) that a window leaves, in ranks.
+TEST_CASE("windows: the ring makes only those shifts that some query needs, forward and backward") {
+    const Text text;
+    TrainOptions o = shape(text, 2, 2);
+    o.model.windowed = {true, false};
+    for (const int64_t window : {2, 7, 8, 13, 30})
+        for (const int n : {2, 4, 8}) {
+            if (!in_half(window + n)) continue;
+            o.model.window = window;
+            on_first_ranks(n, [&](const Comm& ranks) {
+                for (const ContextParallelOptions& options : algorithms(n)) {
+                    const SecondStep run(o, ranks, options);
+                    INFO(options_text(options), ", cp ", n, ", window ", window, ": ", run.sent.ring, " ",
+                         run.formula.ring);
+                    EXPECT(ranks.sum(run.sent == run.formula ? 0 : 1) == 0);
+                    if (run.layout.gather || run.layout.ulysses > 1) continue;
+                    std::vector<int64_t> holder(size_t(o.seq_len));
+                    for (int64_t rank = 0; rank < n; ++rank)
+                        for (const auto [begin, count] : run.layout.tokens_of(rank, o.seq_len))
+                            std::fill_n(holder.begin() + begin, count, rank);
+                    std::set<int64_t> distances;
+                    for (int64_t t = 0; t < o.seq_len; ++t)
+                        for (int64_t key = std::max<int64_t>(t - window + 1, 0); key <= t; ++key)
+                            distances.insert((holder[size_t(t)] - holder[size_t(key)] + n) % n);
+                    const int64_t kv = 2 * (2 * 48 / n) * 2 * 8 * 4, steps = int64_t(distances.size());
+                    EXPECT(run.sent.ring == ((3 * steps - 2) * kv + (3 * n - 2) * kv) / 2);
+                }
+            });
+        }
 }
 
 TEST_CASE(

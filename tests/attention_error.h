@@ -49,14 +49,14 @@ inline double attention_error(const Comm& ranks, const ContextParallelOptions& o
         mine.push_back(rows);
     }
     const std::vector<Tensor> expected = run(inputs, [&](Tape& tape, const QKV& qkv) {
-        return one_device_attention(tape, qkv, {.sequences = B, .seq_len = T}, D);
+        return one_device_attention(tape, qkv, {.sequences = B, .seq_len = T}, {}, D);
     });
     Llama model({.layers = 1, .hidden = c.hidden, .heads = c.heads, .kv_heads = c.kv_heads}, {});
     apply_context_parallel(model, ranks, layout);
     const Batch batch{.sequences = B, .seq_len = T / ranks.size()};
     const std::vector<Tensor> got = run(mine, [&](Tape& tape, const QKV& qkv) {
         const auto& attention = model.blocks[0].attention;
-        return attention ? attention(tape, qkv, batch) : one_device_attention(tape, qkv, batch, D);
+        return attention ? attention(tape, qkv, batch, {}) : one_device_attention(tape, qkv, batch, {}, D);
     });
     double worst = 0;
     for (int i = 0; i < 4; ++i) {

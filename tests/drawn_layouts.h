@@ -33,15 +33,15 @@ struct Drawn {
         return fmt::format(
             "{} x {}, {}/{} heads of {}{}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
             "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {} every {}, lr {}, init std {}, "
-            "document "
-            "token {}, loss by {} rows, {}",
+            "document token {}, loss by {} rows, window {} in {} of the layers, sinks {}, {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
             m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.tied ? ", tied" : "", m.ffn,
             m.vocab, options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(),
             config.pipeline.schedule, config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload),
             config.zero.prefetch, config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm,
             options.recompute, options.recompute_every, options.lr, options.init_std,
-            options.document_token.value_or(-1), options.loss_chunk, options.optimizer);
+            options.document_token.value_or(-1), options.loss_chunk, m.window, m.window_share(), m.sinks,
+            options.optimizer);
     }
 };
 
@@ -102,6 +102,10 @@ inline Drawn draw(const Text& text, int64_t ranks, uint64_t layout, uint64_t att
     o.loss_chunk = dice.one_of({0, 1, 5, 16});
     if (zero.offload == Offload::none && dice.below(2) == 0) o.optimizer = drawn.config.optimizer = "muon";
     if (o.recompute != "none") o.recompute_every = dice.one_of({1, 2, 3});
+    if (dice.below(2) == 0) o.model.window = dice.one_of({2, 5, 12});
+    if (o.model.window > 0 && dice.below(2) == 0)
+        for (int64_t l = 0; l < o.model.layers; ++l) o.model.windowed.push_back(l % 2 == 0);
+    o.model.sinks = dice.below(2) == 0;
     return drawn;
 }
 

@@ -29,9 +29,13 @@ struct Tokens {
             positions.push_back(int32_t(i % seq_len));
         }
     }
-    Batch batch(Device device = Device::cpu) const {
-        const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {int64_t(v.size())}, device); };
-        return {sequences, seq_len, up(tokens), up(targets), up(positions), 1.0 / double(tokens.size())};
+    Batch batch(int64_t window = 0) const {
+        const auto up = [](const std::vector<int32_t>& v) { return upload(v, {int64_t(v.size())}, Device::cpu); };
+        Batch batch{sequences, seq_len, up(tokens), up(targets), up(positions), 1.0 / double(tokens.size())};
+        std::vector<int32_t> starts;
+        for (const int32_t t : positions) starts.push_back(t + 1 - int32_t(window));
+        if (window > 0) batch.window_starts = DocumentStarts(starts, Device::cpu);
+        return batch;
     }
 };
 
@@ -95,8 +99,8 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                           &v_proj = find("self_attn.v_proj"), &v_bias = find("self_attn.v_proj", "bias", c.qkv_bias),
                           &q_norm = find("self_attn.q_norm", "weight", c.qk_norm),
                           &k_norm = find("self_attn.k_norm", "weight", c.qk_norm), &o_proj = find("self_attn.o_proj"),
-                          &gate_proj = find("mlp.gate_proj"), &up_proj = find("mlp.up_proj"),
-                          &down_proj = find("mlp.down_proj");
+                          &sinks = find("self_attn", "sinks", c.sinks), &gate_proj = find("mlp.gate_proj"),
+                          &up_proj = find("mlp.up_proj"), &down_proj = find("mlp.down_proj");
             std::vector<Doubles> keys, vals;
             for (int64_t t = 0; t < data.seq_len; ++t) {
                 const Doubles n = normed(x[t], input_norm, c.norm_eps);
@@ -119,12 +123,13 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                 for (int64_t h = 0; h < c.heads; ++h) {
                     const int64_t kv = h / (c.heads / c.kv_heads);
                     Doubles p(t + 1);
-                    double sum = 0;
-                    for (int64_t j = 0; j <= t; ++j) {
+                    double sum = c.sinks ? std::exp(sinks[h]) : 0;
+                    const int64_t first = c.has_window(layer) ? std::max<int64_t>(t - c.window + 1, 0) : 0;
+                    for (int64_t j = first; j <= t; ++j) {
                         for (int64_t d = 0; d < D; ++d) p[j] += q[h * D + d] * keys[j][kv * D + d];
                         sum += p[j] = std::exp(p[j] / std::sqrt(double(D)));
                     }
-                    for (int64_t j = 0; j <= t; ++j)
+                    for (int64_t j = first; j <= t; ++j)
                         for (int64_t d = 0; d < D; ++d) mixed[h * D + d] += p[j] / sum * vals[j][kv * D + d];
                 }
                 add_to(x[t], times(o_proj, mixed));
@@ -201,6 +206,8 @@ inline std::vector<Family> families() {
     LlamaConfig& narrow = add("narrow heads, linear RoPE scaling");
     narrow.heads = 2, narrow.kv_heads = 1, narrow.head_size = 4,
     narrow.rope_scaling = RopeScaling{.factor = 3, .linear = true};
+    LlamaConfig& windowed = add("sliding windows in one of two layers, sinks");
+    windowed.window = 3, windowed.windowed = {true, false}, windowed.sinks = true;
     return list;
 }
 
@@ -219,7 +226,7 @@ inline void draw_vectors(Llama& model) {
 inline double run_model(Llama& model, const Tokens& data) {
     for (Param* param : model.params()) fill(param->grad, 0);
     Tape tape;
-    const double loss = read(model.forward(tape, data.batch()).data)[0];
+    const double loss = read(model.forward(tape, data.batch(model.config.window)).data)[0];
     tape.backward();
     return loss;
 }

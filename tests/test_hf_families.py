@@ -77,8 +77,13 @@ def draw_config(family, tied, dice):
                      family, transformers.LlamaConfig)
     if family in ("qwen3", "qwen3-moe", "dots1") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
         shape["head_dim"] = other_head
+    window = dice.choice((None, 3, 9))  # of 16 or 24 tokens
     if family in ("mistral", "mixtral", "dots1"):
-        shape["sliding_window"] = None
+        shape["sliding_window"] = window
+    if family.startswith("qwen"):
+        shape.update(use_sliding_window=window is not None, sliding_window=window or 4096)
+    if family in ("qwen2", "qwen3", "dots1"):
+        shape["max_window_layers"] = dice.choice((0, 1))  # the first with a window
     if family == "mixtral":
         shape.update(num_local_experts=dice.choice((4, 8, 12)), num_experts_per_tok=dice.choice((2, 3)))
     if family == "qwen3-moe":

@@ -19,7 +19,7 @@ from validate.runs import Run, UsageError, write_safetensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 GQA, MASKED, DEEPSEEK = "gqa fp64", "masked fp64", "deepseek fp32 --router-bias-rate 0.01"
-BALANCED = "experts fp64 --aux-loss 0.01 --router-z-loss 0.01"
+BALANCED = "experts fp64 --aux-loss 0.01 --router-z-loss 0.01 --window 7 --window-every 2 --sinks on"
 SOME = "model.layers.1.mlp.up_proj.weight"
 BIAS = "mlp.gate.e_score_correction_bias"
 BAD = [{"version": 4}, {"version": "2"}, {"dtype": "fp16"}, {"flags": 7}, {"steps": []}, {"steps": {}}, {"steps": [{}]}]
@@ -148,7 +148,7 @@ def computed(fault=None, weights=None, seen=None):
 # ---- the equations
 ROUTERS = (
     "--qk-norm on --router-normalize off --dense-layers 1",  # Qwen3-MoE
-    "--aux-loss 0.5 --router-z-loss 0.3",
+    "--aux-loss 0.5 --router-z-loss 0.3 --window 7 --window-every 2 --sinks on",
     "--capacity-factor 0.8 --aux-loss 0.2 --top-k 3",
     "--router sigmoid --qk-norm on --shared-experts 1",  # DeepSeek-V3's, as dots.llm1 has it
     "--router sigmoid --qk-norm on --shared-experts 2 --dense-layers 1 --experts 8 --expert-groups 4 --top-groups 2 "

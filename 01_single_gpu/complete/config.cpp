@@ -126,6 +126,8 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
+    if (c.window == 1 || c.window < 0)
+        usage_error("{}{} {}: must be at least 2 (a token and the one before it)", n.where, n.window, c.window);
     check_experts(c, n);
 }
 
@@ -165,7 +167,8 @@ int64_t LlamaConfig::block_matrices(int64_t tp) const {
 int64_t LlamaConfig::block_vectors(int64_t tp) const {
     return 2 * hidden                                         // two norms
            + (qkv_bias ? q_width(tp) + 2 * kv_width(tp) : 0)  // biases of q, k, v
-           + (qk_norm ? 2 * head_dim() : 0);                  // norms of q and k, shared by the heads
+           + (qk_norm ? 2 * head_dim() : 0)                   // norms of q and k, shared by the heads
+           + (sinks ? heads / tp : 0);
 }
 
 int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
@@ -174,9 +177,20 @@ int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
     return layers * block_parameters() + sparse_layers() * more + hidden + (tied ? 1 : 2) * vocab * hidden;
 }
 
-double flops_per_token(const LlamaConfig& c, double seq_len) {
+double LlamaConfig::window_share() const {
+    int64_t count = 0;
+    for (int64_t layer = 0; layer < layers; ++layer) count += has_window(layer);
+    return double(count) / double(layers);
+}
+
+double LlamaConfig::attended(double seq_len) const {
+    const double W = std::min(double(window), seq_len);
+    return seq_len - window_share() * (seq_len - W * (2 - W / seq_len));
+}
+
+double flops_per_token(const LlamaConfig& c, double attended) {
     const double active = double(c.active_parameters()) - double((c.tied ? 0 : 1) * c.vocab * c.hidden);
-    return 6.0 * active + 6.0 * double(c.layers * c.q_width()) * seq_len;
+    return 6.0 * active + 6.0 * double(c.layers * c.q_width()) * attended;
 }
 
 namespace {
@@ -226,8 +240,9 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     double blocks = 0;
     for (int64_t layer = 0; layer < c.layers; ++layer) blocks += block_of(layer).saved;
 
-    // Batch indices (3 x 4 bytes) and the end of the residual stream: the final norm's input, later its gradient.
-    const double fixed = 3 * 4 + a * E;
+    // Batch indices (3 x 4 bytes, with windows 4 x 4) and the end of the residual stream: the final norm's input, later
+    // its gradient.
+    const double fixed = (c.window > 0 ? 4 : 3) * 4 + a * E;
     // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms. By chunks:
     // the logits of some of the rows, and the gradient of these once more.
     const double part = double(divided.loss_chunk) / double(batch * seq_len);

@@ -61,10 +61,13 @@ struct LlamaConfig {
     bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
     bool tied = false;      // one matrix is both the embedding and the head: there is no lm_head.weight
     ExpertsConfig experts;
+    // Sliding windows (Mistral): a query of such a layer sees itself and the window - 1 tokens before it.
+    int64_t window = 0;          // 0: every layer sees all
+    std::vector<bool> windowed;  // by layer; empty: all are
+    bool sinks = false;          // gpt-oss: a learned logit of each head in its softmax (ops/sinks.h)
     // Of a loaded model: what --save-hf writes again.
     std::string family;  // model_type; empty: the first that fits
     std::string kept;    // other keys of its config.json, as a JSON object
-    int64_t window = 0;  // tokens that attention sees, in some layer at least; sequences are not longer; 0: all
 
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output
@@ -75,6 +78,11 @@ struct LlamaConfig {
     // Whether the heads can be divided over n ranks; key/value heads are replicated if there are fewer than ranks.
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
+
+    bool has_window(int64_t layer) const { return window > 0 && (windowed.empty() || windowed[size_t(layer)]); }
+    double window_share() const;  // of the layers
+    // Twice the keys that a token sees, in the mean of the layers and of a sequence's tokens; without windows seq_len.
+    double attended(double seq_len) const;
 
     bool is_sparse() const { return experts.count > 0; }  // some layers have experts
     bool is_sparse(int64_t layer) const { return experts.count > 0 && layer >= experts.dense_layers; }
@@ -104,8 +112,9 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab", *head_dim = "--head-dim", *experts = "--experts", *top_k = "--top-k",
-               *dense_layers = "--dense-layers", *groups = "--expert-groups", *top_groups = "--top-groups";
+               *vocab = "--vocab", *head_dim = "--head-dim", *window = "--window", *experts = "--experts",
+               *top_k = "--top-k", *dense_layers = "--dense-layers", *groups = "--expert-groups",
+               *top_groups = "--top-groups";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
@@ -126,9 +135,9 @@ inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}
 
 // Model FLOPs per token, forward and backward: 6 per parameter without the input embedding (a multiply and an add, once
 // forward and twice backward), plus 6*L*H*D*T for causal attention (scores and values over T/2 keys on average).
-// Recomputation is not counted. A tied matrix counts once, for the head's product. With documents a token sees fewer
-// keys: seq_len is then twice the mean number of visible keys.
-double flops_per_token(const LlamaConfig& config, double seq_len);
+// Recomputation is not counted. A tied matrix counts once, for the head's product. attended: twice the keys that a
+// token sees in the mean, config.attended(T); with documents there are fewer.
+double flops_per_token(const LlamaConfig& config, double attended);
 
 // A flag's value beside what is usual, where a run fails for one that is far from it.
 struct UsualValue {

@@ -1,5 +1,7 @@
 #include "01_single_gpu/complete/layers.h"
 
+#include "01_single_gpu/ops/sinks.h"
+
 namespace train70b {
 
 namespace {
@@ -161,18 +163,33 @@ QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& 
     return result;
 }
 
-Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackward backward) {
-    const auto run = [forward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v)] {
-        return forward(q.get(), k.get(), v.get());
+Var attention(Tape& tape, const QKV& x, const AttentionMask& mask, AttentionForward forward,
+              AttentionBackward backward) {
+    // Of these heads; when they run: the parameters may be elsewhere in between.
+    const auto of_heads = [first = mask.first_head](const Tensor& all, const Tensor& lse) {
+        return all.element_slice(first, {lse.cols()});
     };
-    OutLse computed = forward(x.q.data, x.k.data, x.v.data);
+    const auto attend = [=, sinks = mask.sinks](const Tensor& q, const Tensor& k, const Tensor& v) {
+        OutLse result = forward(q, k, v);
+        if (sinks) add_sinks(result.out, result.lse, of_heads(sinks->data, result.lse));
+        return result;
+    };
+    const auto run = [attend, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v)] {
+        return attend(q.get(), k.get(), v.get());
+    };
+    OutLse computed = attend(x.q.data, x.k.data, x.v.data);
     Var out{.data = computed.out};
     const Lazy<OutLse> saved =
         tape.recompute_attention ? Lazy<OutLse>(run) : Lazy<OutLse>([computed] { return computed; });
     if (tape.recompute_attention) out.recomputed = Lazy<Tensor>([saved] { return saved.get().out; });
-    tape.record([saved, backward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
+    tape.record([=, sinks = mask.sinks, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
                  dv = x.v.grad, dout = out.grad] {
-        QKVGrads grads = backward(*dout, q.get(), k.get(), v.get(), saved.get().out, saved.get().lse);
+        const auto& [o, lse] = saved.get();
+        if (sinks) {
+            Tensor dsinks = of_heads(sinks->grad, lse);
+            add_sinks_backward(dsinks, *dout, o, lse, of_heads(sinks->data, lse));
+        }
+        QKVGrads grads = backward(*dout, q.get(), k.get(), v.get(), o, lse);
         accumulate(*dq, grads.dq);
         accumulate(*dk, grads.dk);
         accumulate(*dv, grads.dv);
@@ -180,7 +197,7 @@ Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackw
     return out;
 }
 
-Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim) {
+Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, const AttentionMask& mask, int64_t head_dim) {
     const AttentionShape shape{.batch = batch.sequences,
                                .query_len = batch.seq_len,
                                .key_len = batch.seq_len,
@@ -188,16 +205,16 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
                                .kv_heads = qkv.k.data.cols() / head_dim,
                                .head_dim = head_dim};
     return attention(
-        tape, qkv,
-        [shape, documents = batch.document_starts](const Tensor& q, const Tensor& k, const Tensor& v) {
+        tape, qkv, mask,
+        [shape, starts = mask.starts](const Tensor& q, const Tensor& k, const Tensor& v) {
             OutLse result{Tensor::like(q), Tensor({q.rows(), shape.heads}, stats_dtype(q.dtype()), q.device())};
-            attention(result.out, result.lse, q, k, v, shape, documents);
+            attention(result.out, result.lse, q, k, v, shape, starts);
             return result;
         },
-        [shape, documents = batch.document_starts](const Tensor& dout, const Tensor& q, const Tensor& k,
-                                                   const Tensor& v, const Tensor& out, const Tensor& lse) {
+        [shape, starts = mask.starts](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                      const Tensor& out, const Tensor& lse) {
             QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
-            attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape, documents);
+            attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape, starts);
             return grads;
         });
 }

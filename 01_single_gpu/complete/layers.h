@@ -16,8 +16,10 @@ struct Batch {
     // Of attention's queries on this rank, in the order of attention's rows; positions restart at them. Empty: every
     // sequence is one document.
     DocumentStarts document_starts;
-    Tensor order;               // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
-    double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
+    DocumentStarts window_starts;  // of layers with a sliding window: the first key inside it and the document
+    Tensor order;                  // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
+    // (query, key) of the whole sequences, all ranks together, in the mean of the layers; 0 without document_starts
+    double document_pairs = 0;
     int64_t whole_len = 0;      // tokens of a sequence, all ranks together
     double sequence_scale = 0;  // 1 / sequences in the GLOBAL batch; 0: an evaluation, which is not counted
 };
@@ -70,8 +72,18 @@ struct QKVGrads {
 using AttentionForward = std::function<OutLse(const Tensor& q, const Tensor& k, const Tensor& v)>;
 using AttentionBackward = std::function<QKVGrads(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                                  const Tensor& out, const Tensor& lse)>;
-Var attention(Tape& tape, const QKV& qkv, AttentionForward forward, AttentionBackward backward);
-Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim);  // causal
+// What a layer's attention has of its own: the first key that each query sees, which is in its document and in a window
+// of so many tokens (0: none), and sinks (null: none), those of its heads from first_head on.
+struct AttentionMask {
+    DocumentStarts starts;
+    int64_t window = 0;
+    Param* sinks = nullptr;
+    int64_t first_head = 0;
+};
+Var attention(Tape& tape, const QKV& qkv, const AttentionMask& mask, AttentionForward forward,
+              AttentionBackward backward);
+Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, const AttentionMask& mask,
+                         int64_t head_dim);  // causal
 
 struct LossOptions {
     double z_loss = 0;       // coefficient of the z-loss; 0: none

@@ -25,7 +25,8 @@ Var FeedForward::operator()(Tape& tape, const Var& x, const Batch&, const Tensor
     return mlp(tape, x, tensor_parallel);
 }
 
-Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(c.norm_eps) {
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std)
+    : rope_(c.rope()), eps_(c.norm_eps), window_(c.has_window(layer) ? c.window : 0) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
@@ -52,6 +53,10 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
         head_norms_ = {&q_norm, &k_norm, c.norm_eps};
         unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
     }
+    if (c.sinks) {
+        sinks = make_param(prefix + "self_attn.sinks", {c.heads}, init_std);
+        unit.params.push_back(&sinks);
+    }
     unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm});
     FeedForward& half = *feed_forward;
     for (Param* param : half.undivided()) unit.params.push_back(param);
@@ -68,9 +73,13 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
 
 // A function of its own: what the tape does not save is freed when it returns.
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
+    CHECK(window_ == 0 || batch.window_starts, "a batch without the first keys of its windows");
     Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
     QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
-    Var mixed = attention ? attention(tape, heads, batch) : one_device_attention(tape, heads, batch, rope_.head_dim);
+    const AttentionMask mask{window_ > 0 ? batch.window_starts : batch.document_starts, window_,
+                             sinks.name.empty() ? nullptr : &sinks};
+    Var mixed = attention ? attention(tape, heads, batch, mask)
+                          : one_device_attention(tape, heads, batch, mask, rope_.head_dim);
     return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }
 

@@ -76,10 +76,12 @@ struct Block {
     Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm;
     Param q_bias, k_bias, v_bias;  // with LlamaConfig::qkv_bias
     Param q_norm, k_norm;          // with LlamaConfig::qk_norm
+    Param sinks;                   // with LlamaConfig::sinks
     Linear qkv, o;
     std::unique_ptr<FeedForward> feed_forward;  // never null
     Unit unit;
-    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
+    // empty: one_device_attention
+    std::function<Var(Tape&, const QKV&, const Batch&, const AttentionMask&)> attention;
 
     Block(const LlamaConfig& config, int64_t layer, double init_std);
     Block(const Block&) = delete;
@@ -92,6 +94,7 @@ struct Block {
 
     Rope rope_;
     double eps_;
+    int64_t window_;  // 0: none
     std::optional<HeadNorms> head_norms_;
     Recompute recompute_ = Recompute::none;
     friend class Llama;

@@ -56,10 +56,10 @@ void add_step_numbers(StepReport& report, Trainer& trainer, double my_loss) {
     report.tokens_per_s = tokens / report.step_s;
     if (sizes.vary()) report.size = {{sizes.sequences(report.step), sizes.seq_len(report.step)}};
     compare_ranks(report, trainer, my_loss);
-    const double keys =
-        report.attention_pairs ? *report.attention_pairs / tokens : double(sizes.seq_len(report.step)) / 2;
     const Llama& model = trainer.model;
-    report.flops = flops_per_token(model.config, 2 * keys) * tokens;
+    const double attended = report.attention_pairs ? 2 * *report.attention_pairs / tokens
+                                                   : model.config.attended(double(sizes.seq_len(report.step)));
+    report.flops = flops_per_token(model.config, attended) * tokens;
     if (const auto peak = peak_flops(model.options.device, model.options.dtype))
         report.mfu = report.flops / (report.step_s * *peak * double(trainer.runtime->ranks()));
 }

@@ -93,7 +93,7 @@ inline constexpr const char* kModelFlops =
     "6 per parameter without the input embedding + 6 L H D T for causal attention, per token; no recomputation";
 // With documents (data.h) instead of the last summand.
 inline constexpr const char* kDocumentFlops =
-    "inside documents 12 L H D for every pair of a query and a key that it sees";
+    "inside documents and windows 12 L H D for every pair of a query and a key that it sees";
 std::string mfu_text_of(std::string_view device_name, DType dtype, bool documents = false);
 std::string mfu_text(Device device, DType dtype, bool documents = false);
 

@@ -146,6 +146,7 @@ void TensorParallel::shard_blocks(Llama& model) const {
                 replicate(*param, rank, N);
                 param->partial_grad_group = all_grads_;
             }
+        if (model.config.sinks) narrow_rows(block.sinks, rank, N);
         narrow_cols(block.o_proj, rank, N);
         replicate_norm(block.post_attention_norm);
         use_column_parallel(block.qkv);

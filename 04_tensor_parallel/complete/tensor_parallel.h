@@ -41,8 +41,8 @@ Tensor gather_rows(const Comm& ranks, const Tensor& shard);
 // ---- the model ------------------------------------------------------------------------------------------------------
 
 // Shards a model over the tensor-parallel ranks: q, k, v, gate, up are column parallel (rows of the weights, elements
-// of the biases), o and down row parallel, embedding and head are sharded by the vocabulary. Where several ranks hold a
-// replica of a parameter and each computes only a partial gradient, the parameter gets a partial_grad_group:
+// of the biases and sinks), o and down row parallel, embedding and head are sharded by the vocabulary. Where several
+// ranks hold a replica of a parameter and each computes only a partial gradient, it gets a partial_grad_group:
 //   norm weights, under sequence parallelism      each rank has the gradient of its rows; so FeedForward::undivided
 //   k_proj, v_proj where tp > kv-heads            each rank has the gradient of its query heads; so their biases
 //   q_norm, k_norm                                each rank has the gradient of its heads

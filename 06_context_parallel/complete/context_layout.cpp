@@ -56,6 +56,23 @@ ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, 
     return layout;
 }
 
+std::vector<int> ring_steps(const ContextLayout& ring, int64_t chunk_len, int64_t window) {
+    const auto is_seen = [&](int64_t query, int64_t key) {  // indices of chunks
+        return key <= query && (window == 0 || (query - key - 1) * chunk_len + 2 <= window);
+    };
+    std::vector<int> steps;
+    for (int64_t step = 0; step < ring.ranks; ++step) {
+        bool some = false;
+        for (int64_t rank = 0; rank < ring.ranks; ++rank)
+            for (int64_t query = 0; query < ring.chunks; ++query)
+                for (int64_t key = 0; key < ring.chunks; ++key)
+                    some = some || is_seen(ring.chunk_index(rank, query),
+                                           ring.chunk_index((rank - step + ring.ranks) % ring.ranks, key));
+        if (some) steps.push_back(int(step));
+    }
+    return steps;
+}
+
 double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_len) {
     const double G = double(layout.groups()), c = double(seq_len) / (G * double(layout.chunks));
     if (layout.chunks == 2) return c * (c + 1) + c * c + 2 * (G - 1) * c * c;
@@ -70,7 +87,7 @@ double attention_pairs(const ContextLayout& layout, int64_t rank, const std::vec
 }
 
 ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout, int64_t batch, int64_t seq_len,
-                               DType dtype, Recompute recompute) {
+                               DType dtype, Recompute recompute, int64_t window) {
     const int64_t U = layout.ulysses, G = layout.groups(), a = size_of(dtype), D = c.head_dim();
     const int64_t rows = batch * seq_len / layout.ranks, kv_heads = std::max(c.kv_heads, U);  // copied up to U
     const int64_t forwards = recompute == Recompute::none || recompute == Recompute::pointwise ? 1 : 2;
@@ -79,8 +96,11 @@ ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout
     const int64_t stats_bytes = size_of(stats_dtype(dtype));  // of its gradients
     if (layout.gather)
         traffic.gather = (G - 1) * block * (a * (forwards + 1) + stats_bytes);
-    else if (G > 1)
-        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * stats_bytes;
+    else if (G > 1) {
+        const auto steps =
+            int64_t(ring_steps({.ranks = G, .chunks = layout.chunks}, seq_len / (G * layout.chunks), window).size());
+        traffic.ring = (steps - 1) * block * a * (forwards + 1) + steps * block * stats_bytes;
+    }
     const int64_t in = rows * (c.heads + 2 * kv_heads) * D * a, out = rows * c.heads * D * a;
     if (U > 1)
         traffic.ulysses = ((forwards + 1) * (in + out) + (recompute == Recompute::selective ? 0 : out)) * (U - 1) / U;

@@ -42,6 +42,10 @@ struct ContextLayout {
     std::function<RankTokens(int64_t seq_len)> of_rank(int64_t rank) const;
     int64_t granularity() const { return ranks * chunks; }
 };
+// The steps of a ring (ulysses: 1), ascending from 0, in which some rank sees keys of the rank that is so many before
+// it: all, or with a sliding window few. In a ring of chunks one after another those before the window's end, in a
+// zigzag as many on both sides.
+std::vector<int> ring_steps(const ContextLayout& ring, int64_t chunk_len, int64_t window);
 // Usage error, naming the flag and the nearest value that works, where sequence or heads are not divisible.
 ContextLayout context_layout(const LlamaConfig& config, int64_t seq_len, int64_t cp,
                              const ContextParallelOptions& options);
@@ -57,7 +61,8 @@ double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_le
 double attention_pairs(const ContextLayout& layout, int64_t rank, const std::vector<int32_t>& document_starts);
 // Bytes that a rank sends for one block and micro-batch, forward and backward: in the ring, inside Ulysses' groups, and
 // in collectives of keys and values.
-//   ring      (G-1) 2 n forward, the same backward, and G 2 n of fp32: n = rows K D of what a group holds, of its heads
+//   ring      (S-1) 2 n forward, the same backward, and S 2 n of fp32: n = rows K D of what a group holds, of its
+//             heads; S = G, or in a layer with a window its ring_steps()
 //   ulysses   (U-1)/U of q, k, v and out, rows (2 H + 2 max(K, U)) D, once each way, and of out once more for the
 //             gradient of o_proj's weights
 //   gather    (N-1)/N of 2 N n forward, the same backward, and of as many elements of fp32
@@ -68,6 +73,6 @@ struct ContextTraffic {
     bool operator==(const ContextTraffic&) const = default;
 };
 ContextTraffic context_traffic(const LlamaConfig& config, const ContextLayout& layout, int64_t batch, int64_t seq_len,
-                               DType dtype, Recompute recompute);
+                               DType dtype, Recompute recompute, int64_t window = 0);
 
 }  // namespace train70b

@@ -13,7 +13,7 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
         ranks.split([U](int rank) { return rank % U; }, ranks.name() + (layout.gather ? "_gather" : "_ring"));
     const int64_t head_dim = model.config.head_dim(), chunks = layout.chunks;
     for (Block& block : model.blocks)
-        block.attention = [=](Tape& tape, const QKV& local, const Batch& batch) {
+        block.attention = [=](Tape& tape, const QKV& local, const Batch& batch, AttentionMask mask) {
             const HeadsShape heads_shape{batch.sequences, chunks, head_dim};
             CHECK(local.q.data.cols() / head_dim % U == 0, "{} heads over {} ranks", local.q.data.cols() / head_dim, U);
             QKV x = local;
@@ -25,12 +25,14 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
                                   .chunks = chunks,
                                   .heads = x.q.data.cols() / head_dim,
                                   .kv_heads = x.k.data.cols() / head_dim,
-                                  .head_dim = head_dim};
-            const DocumentStarts documents = batch.document_starts;
+                                  .head_dim = head_dim,
+                                  .window = mask.window};
+            mask.first_head = heads.rank() * shape.heads;
+            const DocumentStarts documents = mask.starts;
             const auto forward = layout.gather ? gather_attention : ring_attention;
             const auto backward = layout.gather ? gather_attention_backward : ring_attention_backward;
             Var out = attention(
-                tape, x,
+                tape, x, mask,
                 [=](const Tensor& q, const Tensor& k, const Tensor& v) {
                     return forward(across, shape, documents, q, k, v);
                 },

@@ -94,6 +94,10 @@ Tensor chunk_of(const Tensor& x, const RingShape& s, int64_t chunk) {
 
 int source_of(const Comm& ranks, int step) { return (ranks.rank() - step + ranks.size()) % ranks.size(); }
 
+std::vector<int> steps_of(const Comm& ranks, const RingShape& s) {
+    return ring_steps({.ranks = ranks.size(), .chunks = s.chunks}, s.chunk_len, s.window);
+}
+
 }  // namespace
 
 OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents, const Tensor& q,
@@ -109,15 +113,16 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentS
     Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
     fill(result.lse, -INFINITY);
     // tag::ring[]
+    const std::vector<int> steps = steps_of(ranks, shape);
     Tensor kv = pack(k, v), next_kv;
-    for (int step = 0; step < N; ++step) {
+    for (size_t i = 0; i < steps.size(); ++i) {
         Work arriving;
-        if (step + 1 < N) {
+        if (i + 1 < steps.size()) {
             next_kv = Tensor::like(kv, Memory::comm);
-            arriving = ranks.ring_shift(kv, next_kv);
+            arriving = ranks.ring_shift(kv, next_kv, steps[i + 1] - steps[i]);
         }
         const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, step))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, steps[i]))) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
             Tensor lse({queries.rows(), shape.heads}, stats, q.device(), Memory::workspace);
@@ -145,19 +150,21 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         return grads;
     }
     Tensor dq = zeros_for(q, q.shape(), Memory::workspace);
+    const std::vector<int> steps = steps_of(ranks, shape);
     Tensor kv = pack(k, v), next_kv, sum_dkv, next_dkv;
     Work dkv_arriving;
-    for (int step = 0; step < N; ++step) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+        const int next = i + 1 < steps.size() ? steps[i + 1] : N;  // the last one returns to the block's own rank
         Work arriving;
-        if (step + 1 < N) {
+        if (next < N) {
             next_kv = Tensor::like(kv, Memory::comm);
-            arriving = ranks.ring_shift(kv, next_kv);
+            arriving = ranks.ring_shift(kv, next_kv, next - steps[i]);
         }
         const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
         // This rank's contribution to the gradient of the block that it has now.
         Tensor dkv = zeros_for(q, kv.shape(), Memory::comm);
         const Tensor dkeys = dkv.row_slice(0, rows), dvalues = dkv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, step))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, steps[i]))) {
             const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
             const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
             const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
@@ -171,12 +178,12 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
             add_to(of_key(dvalues), dv_part);
         }
         // A block's gradient follows it one step behind: block b is on rank b + step, and the sum of the contributions
-        // up to rank b + step - 1 arrives before this rank adds its own.
+        // of the steps before arrives before this rank adds its own.
         dkv_arriving.wait();
-        if (step > 0) add(dkv, dkv, next_dkv);
+        if (i > 0) add(dkv, dkv, next_dkv);
         sum_dkv = dkv;
         next_dkv = Tensor::like(sum_dkv, Memory::comm);
-        dkv_arriving = ranks.ring_shift(sum_dkv, next_dkv);  // the last one returns to the block's own rank
+        dkv_arriving = ranks.ring_shift(sum_dkv, next_dkv, next - steps[i]);
         arriving.wait();
         kv = next_kv;
     }

@@ -29,13 +29,14 @@ namespace train70b {
 struct RingShape {
     int64_t batch, chunk_len, chunks;  // R_l = chunks * batch * chunk_len
     int64_t heads, kv_heads, head_dim;
+    int64_t window = 0;  // sliding; 0: none
 };
 // Causal attention over all tokens in the ring, inside documents. ranks: one of each group. q (R_l, H*D), k and v (R_l,
-// K*D). Sends 2 R_l*K*D elements ranks.size() - 1 times; so too where documents leave nothing to compute in a step,
-// because another rank may need what is passed on.
+// K*D). Sends 2 R_l*K*D elements ranks.size() - 1 times, with a window ring_steps() - 1 times; so too where documents
+// leave nothing to compute in a step, because another rank may need what is passed on.
 OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents, const Tensor& q,
                       const Tensor& k, const Tensor& v);
-// Sends the same once more, and 2 R_l*K*D elements of fp32 ranks.size() times: the gradients return to the rank that
+// Sends the same once more, and 2 R_l*K*D elements of fp32 one time more: the gradients return to the rank that
 // holds their keys and values.
 QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents,
                                  const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,

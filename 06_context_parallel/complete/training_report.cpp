@@ -13,12 +13,14 @@ static double share_recomputed(const TrainOptions& o) {
 
 // Of a block, in the mean.
 static ContextTraffic mean_traffic(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout) {
-    const auto with = [&](Recompute level) {
-        return context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype, level);
-    };
-    const ContextTraffic again = with(types.recompute), kept = with(Recompute::none);
-    const auto mean = [&](int64_t a, int64_t b) { return b + int64_t(share_recomputed(o) * double(a - b)); };
-    return {mean(again.ring, kept.ring), mean(again.ulysses, kept.ulysses), mean(again.gather, kept.gather)};
+    ContextTraffic sum;
+    for (int64_t layer = 0; layer < o.model.layers; ++layer) {
+        const ContextTraffic one = context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype,
+                                                   recompute_in(layer, types.recompute, o.recompute_every),
+                                                   o.model.has_window(layer) ? o.model.window : 0);
+        sum.ring += one.ring, sum.ulysses += one.ulysses, sum.gather += one.gather;
+    }
+    return {sum.ring / o.model.layers, sum.ulysses / o.model.layers, sum.gather / o.model.layers};
 }
 
 ContextStep context_step(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout,

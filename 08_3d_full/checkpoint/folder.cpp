@@ -107,7 +107,8 @@ ordered_json shape_of(const LlamaConfig& c) {
                           {"heads", c.heads},           {"kv-heads", c.kv_heads},
                           {"head-dim", c.head_dim()},   {"ffn", c.ffn},
                           {"vocab", c.vocab},           {"qkv-bias", word(c.qkv_bias)},
-                          {"qk-norm", word(c.qk_norm)}, {"tied-embeddings", word(c.tied)}};
+                          {"qk-norm", word(c.qk_norm)}, {"tied-embeddings", word(c.tied)},
+                          {"window", c.window},         {"sinks", word(c.sinks)}};
     const ordered_json other = other_part(c);
     for (const auto& [part, fields] : other.items()) shape.update(fields);
     return shape;
@@ -125,10 +126,11 @@ void check_model(const Manifest& manifest, const LlamaConfig& this_run) {
                         manifest.folder, flag, word(value), word(here), flag, word(value));
     const ordered_json there = hf_config(dense_part(saved), DType::f32),
                        here = hf_config(dense_part(this_run), DType::f32);
-    for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
-        if (there[key] != here[key])
+    for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling", "layer_types", kOwnLayerTypes})
+        if (const ordered_json saved_value = there.value(key, ordered_json()), value = here.value(key, ordered_json());
+            saved_value != value)
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,
-                        there[key].dump(), here[key].dump());
+                        saved_value.dump(), value.dump());
 }
 
 // Of two flags: 1e-3 is 0.001.

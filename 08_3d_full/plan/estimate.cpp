@@ -67,22 +67,22 @@ double Estimator::seconds_of(const std::string& operation, double bytes, int64_t
 }
 
 // Of a layer: 4 FLOPs per pair of tokens, head and dimension, for scores and values; backward five products instead of
-// two. A ring does it in `parts`, each with a block of the keys, and merges them.
-Estimator::PassSeconds Estimator::attention(const Layout& l, int64_t parts) {
+// two. A ring does it in n parts, in the mean of the layers, each with a block of the keys, and merges them.
+Estimator::PassSeconds Estimator::attention(const Layout& l, double n) {
     const LlamaConfig& c = request_.model;
-    const double T = double(request_.seq_len), rows = double(l.micro_batch) * T / double(l.cp), n = double(parts);
+    const double T = double(request_.seq_len), rows = double(l.micro_batch) * T / double(l.cp);
     const double q = double(c.q_width(l.tp)), kv = double(c.kv_width(l.tp)), a = double(element_);
-    const double flops = 4 * rows * T / 2 * q / n, bytes = a * rows * (2 * q + 2 * kv);
+    const double flops = 4 * rows * c.attended(T) / 2 * q / n, bytes = a * rows * (2 * q + 2 * kv);
     // Gathered keys: all queries of the rank in one call, as efficient as a whole sequence.
     const std::vector<int64_t> shape = {l.micro_batch,
                                         request_.seq_len / l.cp,
-                                        request_.seq_len / parts,
+                                        request_.seq_len / (n > 1 ? l.cp : 1),
                                         c.heads / l.tp,
                                         std::max<int64_t>(c.kv_heads / l.tp, 1),
                                         c.head_dim(),
                                         1};
-    const double merge = parts > 1 ? memory_bound(a * rows * 3 * q) : 0;
-    const double merge_back = parts > 1 ? memory_bound(a * rows * 3 * (q + 2 * kv)) : 0;
+    const double merge = n > 1 ? memory_bound(a * rows * 3 * q) : 0;
+    const double merge_back = n > 1 ? memory_bound(a * rows * 3 * (q + 2 * kv)) : 0;
     return {n * op("attention", shape, flops, bytes, request_.dtype) + (n - 1) * merge,
             n * op("attention_backward", shape, 2.5 * flops, 2 * bytes, request_.dtype) + (n - 1) * merge_back, 0};
 }
@@ -155,7 +155,13 @@ Estimator::Layer Estimator::layer_of(const Layout& l, bool sparse) {
     for (const auto& [columns, inner] : widths) multiply(E, columns), multiply(inner, E);
     const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", request_.cp_algorithm);
     const bool ring = l.cp > 1 && !algorithm.gather && algorithm.ulysses(l.cp, 0) == 1;
-    const PassSeconds attend = attention(l, ring ? l.cp : 1);
+    double n = double(l.cp);  // steps of a ring, in the mean of the layers
+    if (ring) {
+        const ContextLayout context{.ranks = l.cp, .chunks = algorithm.chunks};
+        const auto steps = ring_steps(context, request_.seq_len / context.granularity(), c.window);
+        n += c.window_share() * (double(steps.size()) - n);
+    }
+    const PassSeconds attend = attention(l, ring ? n : 1);
     // Elements read and written: two norms, two residuals (own rows); RoPE; SwiGLU. Backward: twice.
     const double pointwise =
         memory_bound(a * (own * double(2 * 2 * E + 2 * 3 * E) + R * double(2 * (q + kv)) + R * double(3 * F)));
@@ -169,7 +175,7 @@ Estimator::Layer Estimator::layer_of(const Layout& l, bool sparse) {
     if (sparse) add_experts(layer, l);
     if (l.tp > 1) layer.tp = tp_of(l, sparse);
     if (l.cp > 1) {  // keys and values of the others; backward their gradients as well
-        const double bytes = a * R * double(2 * kv), n = double(l.cp);
+        const double bytes = a * R * double(2 * kv);
         if (ring) {  // each shift beside one step of attention
             const double shift = seconds_of("send_recv", bytes, l.tp, l.cp);
             const double back = seconds_of("send_recv", 2 * bytes, l.tp, l.cp);

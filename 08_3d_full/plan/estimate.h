@@ -56,7 +56,7 @@ class Estimator {
     double memory_bound(double bytes) { return op("pointwise", {}, 0, bytes, request_.dtype); }
     // Of a collective, a message on a channel ("send") or a shift ("send_recv") of the ranks 0, stride, 2 stride, ...
     double seconds_of(const std::string& operation, double bytes, int64_t stride, int64_t count);
-    PassSeconds attention(const Layout& layout, int64_t parts);
+    PassSeconds attention(const Layout& layout, double n);
     // Of a dense or a sparse layer. tp_of: exposed; add_experts: to the rest of a sparse one.
     PassSeconds tp_of(const Layout& layout, bool sparse);
     Layer layer_of(const Layout& layout, bool sparse);

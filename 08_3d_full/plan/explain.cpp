@@ -69,7 +69,7 @@ double Prediction::tokens_per_s_per_gpu(const PlanRequest& r) const {
 }
 
 double Prediction::mfu(const PlanRequest& r, const DeviceModel& device) const {
-    return tokens_per_s_per_gpu(r) * flops_per_token(r.model, double(r.seq_len)) / device.peak_bf16;
+    return tokens_per_s_per_gpu(r) * flops_per_token(r.model, r.model.attended(double(r.seq_len))) / device.peak_bf16;
 }
 
 Prediction estimated(const Candidate& candidate) {
@@ -288,9 +288,9 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     }
     steps.push_back(text);
 
-    const double attention = 6.0 * double(c.layers) * double(c.q_width()) * double(r.seq_len);
+    const double attention = 6.0 * double(c.layers) * double(c.q_width()) * c.attended(double(r.seq_len));
     text = fmt::format("Context parallelism: at {} tokens attention is {} of the FLOPs. Chosen: cp {}", r.seq_len,
-                       share(attention, flops_per_token(c, double(r.seq_len))), w.cp);
+                       share(attention, flops_per_token(c, c.attended(double(r.seq_len)))), w.cp);
     const Candidate* whole = fastest(choice, [](const LayoutGroup& g) { return g.cp == 1; });
     const Candidate* divided = fastest(choice, [](const LayoutGroup& g) { return g.cp > 1; });
     if (w.cp > 1) {

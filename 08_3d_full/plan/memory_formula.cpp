@@ -98,8 +98,10 @@ double exchange_bytes(const Workload& w, const ContextLayout& layout, double q, 
     const double a = double(size_of(w.dtype)), s = double(size_of(stats_dtype(w.dtype))), b = double(w.micro_batch);
     if (layout.gather)  // of all ranks, and once more of one sequence
         return double(layout.ranks) * 2 * (1 + 1 / b) * kv * (a + s) + q * s / (b * double(layout.chunks));
-    const double ring =
-        2 * kv * ((layout.groups() > 2 ? 2 : 1) * a + 3 * s) + s * (q + (q + 2 * kv) / double(layout.chunks));
+    const ContextLayout across{.ranks = layout.groups(), .chunks = layout.chunks};
+    const int64_t window = w.model.window_share() < 1 ? 0 : w.model.window;  // of every layer
+    const size_t steps = ring_steps(across, w.seq_len / across.granularity(), window).size();
+    const double ring = 2 * kv * ((steps > 2 ? 2 : 1) * a + 3 * s) + s * (q + (q + 2 * kv) / double(layout.chunks));
     return std::max(layout.ulysses > 1 ? 2 * a * q : 0, layout.groups() > 1 ? ring : 0);
 }
 

@@ -203,7 +203,9 @@ void print_simulation(const Program& program, const ParallelConfig& config, Simu
             simulation.traced.push_back(config.mesh.rank({.pp = stage}));
     const SimulatedStep step = simulate_step(recording, simulate.cluster, simulation);
     const double tokens = double(options.global_batch) * double(options.seq_len);
-    const StepWork work{tokens, tokens * flops_per_token(options.model, options.seq_len), options.llama().dtype};
+    const StepWork work{tokens,
+                        tokens * flops_per_token(options.model, options.model.attended(double(options.seq_len))),
+                        options.llama().dtype};
     Table table = step_table(step, recording, simulate.cluster, work);
     if (config.zero.offload != Offload::none)
         table.note("too fast: the host's update and the copies to and from it take what they would take on the device");

@@ -45,6 +45,18 @@ def documents(runs):
          [runs.run(4, PROGRAM, f"{flags} {name}").row("pairs of query") for name in ALGORITHMS[:4]])
 
 
+def windows(runs):
+    rows = []
+    for window in (0, 512, 64):
+        for name in ALGORITHMS[:2]:
+            run = runs.run(8, PROGRAM, "--steps 1 --layers 1 --seq-len 2048 --global-batch 1 --window "
+                                       f"{window} --cp-algorithm {name}")
+            *gflop, uneven = run.row("attention of the last step", False)[-9:]
+            rows.append([window or "all", name, f"{sum(map(float, gflop)):.2f}", uneven,
+                         run.row("bytes that a rank sends")[1]])
+    show(["window", "", "GFLOP of all ranks", "slowest / mean", "bytes sent"], rows)
+
+
 def memory(runs):
     """With an all-reduce that books no buffer of its own."""
     rows = []
@@ -59,4 +71,4 @@ def memory(runs):
 
 
 PRINTED = {"06_lengths": lengths, "06_algorithms": algorithms, "06_work": work, "06_documents": documents,
-           "06_memory": memory}
+           "06_memory": memory, "06_windows": windows}

@@ -39,6 +39,8 @@ class Llama:
         self.attention_scale = 1 / math.sqrt(self.dim)
         self.key_head = np.repeat(np.arange(self.kv_heads), self.heads // self.kv_heads)  # (H): of each query head
         self.tied = bool(config.get("tie_word_embeddings"))
+        self.window = config.get("sliding_window") or 0
+        self.layer_types = config.get("train70b_layer_types") or config.get("layer_types")  # None: windows in all
         self.document_token, self.z_loss, self.logit_scale = document_token, z_loss, logit_scale
         self.experts = Experts(config, **(balance or {})) if "num_experts_per_tok" in config else None
 
@@ -130,20 +132,24 @@ class Llama:
 
         return self.seen(name, Value(x.x * r * w.x, back, x, w))
 
-    def attention(self, q, k, v, visible):
-        """q (B, H, T, D); k, v (B, K, T, D) -> (B, H, T, D)."""
+    def attention(self, q, k, v, visible, *sinks):
+        """q (B, H, T, D); k, v (B, K, T, D) -> (B, H, T, D). sinks (H), or none: logits of keys without a value."""
+        sink = np.reshape([s.x for s in sinks] or -np.inf, (-1, 1, 1))
         k_all, v_all = k.x[:, self.key_head], v.x[:, self.key_head]
         scores = np.where(visible[:, None], q.x @ k_all.swapaxes(2, 3) * self.attention_scale, -np.inf)
-        p = np.exp(scores - scores.max(axis=3, keepdims=True))
-        p /= p.sum(axis=3, keepdims=True)
+        top = np.maximum(scores.max(axis=3, keepdims=True), sink)
+        p = np.exp(scores - top)
+        total = p.sum(axis=3, keepdims=True) + np.exp(sink - top)
+        p /= total
         out = p @ v_all
 
         def back(d):
             delta = np.sum(d * out, axis=3, keepdims=True)
             dq, dk, dv = self.attention_backward(q.x, k_all, v_all, p, d, delta)
-            return dq, self.of_group(dk, "k"), self.of_group(dv, "v")
+            dsink = -np.sum(np.exp(sink - top) / total * delta, axis=(0, 2, 3))
+            return dq, self.of_group(dk, "k"), self.of_group(dv, "v"), dsink
 
-        return Value(out, back, q, k, v)
+        return Value(out, back, q, k, v, *sinks)
 
     def attention_backward(self, q, k, v, p, dout, delta):
         ds = p * (dout @ v.swapaxes(2, 3) - delta) * self.attention_scale
@@ -174,7 +180,8 @@ class Llama:
 
     def attention_half(self, prefix, x, visible):
         n = self.rmsnorm(prefix + "input_layernorm", x)
-        mixed = self.attention(*(self.heads_of(n, prefix, which) for which in "qkv"), visible)
+        sinks = [self.weight(prefix + "self_attn.sinks")] if prefix + "self_attn.sinks" in self.w else []
+        mixed = self.attention(*(self.heads_of(n, prefix, which) for which in "qkv"), visible, *sinks)
         context = self.seen(prefix + "self_attn.context", mixed.swapaxes(1, 2).reshape(*n.x.shape[:2], -1))
         return self.hook(self.linear(prefix + "self_attn.o_proj", context), "attention")
 
@@ -218,8 +225,10 @@ class Llama:
         visible = self.visible(place[:, None], place, self.starts(tokens)[:, :, None])
         visible = np.broadcast_to(visible, (len(tokens), len(place), len(place)))
         x = self.embedding(tokens)
+        inside = visible & (place[:, None] - place < self.window) if self.window else visible
         for layer in range(self.layers):
-            x = x + self.attention_half(f"model.layers.{layer}.", x, visible)
+            seen = inside if not self.layer_types or self.layer_types[layer] == "sliding_attention" else visible
+            x = x + self.attention_half(f"model.layers.{layer}.", x, seen)
             x = x + self.mlp_half(f"model.layers.{layer}.", x)
         return self.rmsnorm("model.norm", x)
 

@@ -73,6 +73,11 @@ def value(name, of):
     return lambda m: {name: of(m)}
 
 
+def never(logit):
+    """In place of a logit: no probability, no gradient."""
+    return 0 * logit - 1e9, 0 * logit
+
+
 def rounded(x, dtype):
     """To the nearest number of a dtype."""
     if dtype == "fp32":

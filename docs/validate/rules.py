@@ -13,6 +13,7 @@ from . import replays as of
 from .experts import sigmoid
 from .llama import clip_factor, norm_of, rope_frequencies
 from .replays import method, value
+from .tape import elementwise
 
 RANKS = (2, 4, 8)
 NORMS = ("layernorm", "model.norm")
@@ -48,6 +49,13 @@ FORWARD = {
     "attention: the mask sees one token ahead": of.mask(1),
     "attention: no causal mask": of.mask(1 << 30),
     "attention: a token does not see itself": of.mask(-1),
+    "attention: windows of one token more": value("window", lambda m: m.window + (m.window > 0)),
+    "attention: windows are ignored": value("window", lambda m: 0),
+    "attention: windows in all layers": value("layer_types", lambda m: None),
+    "attention: sinks are ignored": method(
+        "attention",
+        lambda m, right, q, k, v, seen, *sinks: right(q, k, v, seen, *(elementwise(s, of.never) for s in sinks)),
+    ),
     "grouped heads: tiled instead of repeated": value("key_head", lambda m: np.arange(m.heads) % m.kv_heads),
     "grouped heads: all use the first key/value head": value("key_head", lambda m: np.zeros(m.heads, int)),
     "MLP: GELU instead of SiLU": method("activation", of.gelu),

@@ -84,7 +84,12 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
     if (options_.document_token)
         for (const Sample& sample : samples)
             starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
-    std::vector<int32_t> token, target, position, start;  // of each row
+    const LlamaConfig& model = options_.model;
+    std::vector<std::vector<int32_t>> windows;  // the first key inside the window and the document
+    for (size_t i = 0; i < samples.size() && model.window > 0; ++i)
+        windows.push_back(
+            window_starts(starts.empty() ? std::vector<int32_t>(size_t(seq_len)) : starts[i], model.window));
+    std::vector<int32_t> token, target, position;  // of each row
     for (const auto [begin, count] : local.computed)
         for (size_t i = 0; i < samples.size(); ++i)
             for (int64_t t = begin; t < begin + count; ++t) {
@@ -99,12 +104,21 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
     batch.whole_len = seq_len;
     batch.sequence_scale = sequence_scale;
     if (sorts_rows) batch.order = train70b::upload(rows_by_token(token), {rows}, device, Memory::workspace);
+    const auto of_queries = [&](const std::vector<std::vector<int32_t>>& of_samples) {
+        std::vector<int32_t> list;
+        for (const auto [begin, count] : local.queries)
+            for (const std::vector<int32_t>& sequence : of_samples)
+                list.insert(list.end(), sequence.begin() + begin, sequence.begin() + begin + count);
+        return DocumentStarts(list, device);
+    };
+    if (!windows.empty()) batch.window_starts = of_queries(windows);
     if (starts.empty()) return batch;
-    for (const auto [begin, count] : local.queries)
-        for (const std::vector<int32_t>& sequence : starts)
-            start.insert(start.end(), sequence.begin() + begin, sequence.begin() + begin + count);
-    batch.document_starts = DocumentStarts(start, device);
-    for (const std::vector<int32_t>& sequence : starts) batch.document_pairs += train70b::document_pairs(sequence);
+    batch.document_starts = of_queries(starts);
+    const double share = model.window_share();
+    for (size_t i = 0; i < samples.size(); ++i) {
+        batch.document_pairs += (1 - share) * train70b::document_pairs(starts[i]);
+        if (share > 0) batch.document_pairs += share * train70b::document_pairs(windows[i]);
+    }
     return batch;
 }
 

@@ -125,6 +125,13 @@ std::vector<int32_t> document_starts(const std::vector<int32_t>& sample, int64_t
     return starts;
 }
 
+std::vector<int32_t> window_starts(const std::vector<int32_t>& document_starts, int64_t window) {
+    std::vector<int32_t> starts;
+    for (int64_t t = 0; const int32_t start : document_starts)
+        starts.push_back(std::max(start, static_cast<int32_t>(++t - window)));
+    return starts;
+}
+
 double document_pairs(const std::vector<int32_t>& starts) {
     double pairs = 0;
     for (size_t t = 0; t < starts.size(); ++t) pairs += double(t) - starts[t] + 1;

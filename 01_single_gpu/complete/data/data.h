@@ -76,6 +76,10 @@ std::vector<std::string> data_paths(const std::string& data);
 // whichever part of the sequence it holds.
 std::vector<int32_t> document_starts(const std::vector<int32_t>& sample, int64_t seq_len, int64_t document_token);
 
+// The first key that each query sees inside its document and a window of so many tokens, itself the last: the later of
+// the two.
+std::vector<int32_t> window_starts(const std::vector<int32_t>& document_starts, int64_t window);
+
 // Pairs (query, key) of one sequence that causal attention inside documents computes: the sum of t - starts[t] + 1. One
 // document: T (T+1) / 2.
 double document_pairs(const std::vector<int32_t>& starts);

@@ -13,8 +13,9 @@
 namespace train70b {
 
 std::vector<std::string> ModelFlags::names() {
-    std::vector<std::string> list = {"--model",    "--layers",  "--hidden", "--heads", "--kv-heads",       "--head-dim",
-                                     "--qkv-bias", "--qk-norm", "--ffn",    "--vocab", "--tied-embeddings"};
+    std::vector<std::string> list = {"--model",           "--layers",   "--hidden",       "--heads", "--kv-heads",
+                                     "--head-dim",        "--qkv-bias", "--qk-norm",      "--ffn",   "--vocab",
+                                     "--tied-embeddings", "--window",   "--window-every", "--sinks"};
     list.insert(list.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
     return list;
 }
@@ -41,6 +42,9 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
     flags.add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
         .default_text("the model's");
+    flags.add("--window", window_, "keys that a query sees, itself included; 0: all", integer_from(0));
+    flags.add("--window-every", window_every_, "of so many layers the last sees all; 1: none does", count);
+    add_choice("--sinks", sinks_, "a learned logit per head in attention's softmax, as in gpt-oss");
 
     experts.add_shape(flags);
 }
@@ -58,6 +62,12 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
     if (flags.given("--tied-embeddings")) model.tied = tied_;
+    if (sinks_) model.sinks = *sinks_;
+    model.window = window_;
+    if (window_every_ > 1 && window_ == 0)
+        usage_error("--window-every {}: needs --window N, the keys that a query sees", window_every_);
+    for (int64_t layer = 0; layer < model.layers && window_every_ > 1; ++layer)
+        model.windowed.push_back((layer + 1) % window_every_ != 0);
     model.experts = experts.shape(model, flags);
     check_config(model);
     return model;
@@ -189,8 +199,7 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
     attention_by() = o.attention_by();
     if (attention_by() == AttentionBy::cudnn)
-        if (const std::string why =
-                why_not_cudnn(o.device_kind(), o.llama().dtype, o.model.head_dim(), o.document_token.has_value());
+        if (const std::string why = why_not_cudnn(o.device_kind(), o.llama().dtype, o.model.head_dim(), o.masks_keys());
             !why.empty())
             usage_error("--attention cudnn: {} (try --attention auto)", why);
     matmul_by() = o.matmul_by();
@@ -204,6 +213,7 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
+    if (!o.save_hf.empty()) check_hf_attention(o.model, "--save-hf");
     model_.experts.read_balance(o.model, *this);
     if (!o.load_hf.empty()) add_notes();
     if (o.load_hf.empty() && given("--hf-ignore")) usage_error("--hf-ignore: needs --load-hf DIR");
@@ -213,10 +223,6 @@ void CommandLine::parse(int argc, char** argv) {
 // What a loaded model changes, or might be expected to change.
 void CommandLine::add_notes() {
     TrainOptions& o = options_;
-    if (o.model.window > 0 && o.seq_len > o.model.window)
-        usage_error(
-            "--seq-len {}: longer than the sliding_window {} of {}/config.json, which is not supported (try {})",
-            o.seq_len, o.model.window, o.load_hf, o.model.window);
     if (!given("--lr") && o.steps > 0)
         o.notes += fmt::format("--lr {} is the default, for new weights (for trained ones try --lr 1e-5)\n", o.lr);
     if (!o.model.is_sparse() || given("--aux-loss")) return;

@@ -19,17 +19,24 @@ const std::vector<Family> kFamilies = {
     {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, 2048, 1e-6, 1e4, true, 62, true}};
 
 // Mistral without a window is the same model as Llama, whose class insists on a hidden size that is divisible by the
-// heads.
+// heads, and has no windows.
 const Family& family_of(const LlamaConfig& c) {
     const auto fits = [&c](const Family& family) {
         return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm && family.experts == c.is_sparse() &&
                family.sigmoid == c.experts.sigmoid &&
-               (c.family.empty() ? family.name != std::string("llama") || c.hidden % c.heads == 0
+               (c.family.empty() ? family.name != std::string("llama") || (c.hidden % c.heads == 0 && c.window == 0)
                                  : family.name == c.family);
     };
     const auto found = std::find_if(kFamilies.begin(), kFamilies.end(), fits);
     CHECK(found != kFamilies.end(), "{} with biases {} and norms of q and k {}", c.family, c.qkv_bias, c.qk_norm);
     return *found;
+}
+
+void check_hf_attention(const LlamaConfig& c, const std::string& flag) {
+    if (c.sinks) usage_error("{}: no family of Hugging Face that is supported has --sinks on (try off)", flag);
+    if (!c.windowed.empty() && !family_of(c).layer_types)
+        usage_error("{}: all layers of {} have the window (try --window-every 1, or --qk-norm on, as in Qwen3)", flag,
+                    family_of(c).name);
 }
 
 HfTensor rows_of(const Param& param, std::string name, int64_t begin, int64_t rows) {
@@ -69,6 +76,12 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
     if (name != "llama") json.erase("mlp_bias"), json["sliding_window"] = nullptr;
     if (name.starts_with("qwen")) json["use_sliding_window"] = false;
     if (name.starts_with("mi")) json.erase("attention_bias");
+    if (c.window > 0) json["sliding_window"] = c.window;
+    if (c.window > 0 && name.starts_with("qwen")) json["use_sliding_window"] = true;
+    for (int64_t layer = 0; layer < c.layers && (!c.windowed.empty() || (c.window > 0 && family.layer_types)); ++layer)
+        json[family.layer_types ? "layer_types" : kOwnLayerTypes].push_back(c.has_window(layer) ? "sliding_attention"
+                                                                                                : "full_attention");
+    if (c.sinks) json[kOwnSinks] = true;
     if (c.is_sparse()) add_expert_keys(json, c);
     if (c.context > 0) json["max_position_embeddings"] = c.context;
     if (c.rope_scaling && c.rope_scaling->linear)

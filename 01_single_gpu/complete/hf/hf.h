@@ -18,9 +18,12 @@ LlamaConfig read_hf_config(const std::string& dir, const std::vector<std::string
 LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path,
                             std::vector<std::string> ignored = {});        // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // the content of config.json
+// Keys of config.json in checkpoints and references, for what no family has.
+inline constexpr const char *kOwnLayerTypes = "train70b_layer_types", *kOwnSinks = "train70b_sinks";
 // Usage error for what is no folder, and for one that has weights in another format only.
 void check_hf_folder(const std::string& dir);
-// Usage error, naming the flag that asks for such files, for a feed-forward half that no family has.
+// Usage error, naming the flag that asks for such files, for attention or a feed-forward half that no family has.
+void check_hf_attention(const LlamaConfig& config, const std::string& flag);
 void check_hf_family(const LlamaConfig& config, const std::string& flag);
 
 // Every parameter of the full model, in order, with name and shape but without data.

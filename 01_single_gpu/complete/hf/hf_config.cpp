@@ -89,22 +89,33 @@ const Family& family_of(const JsonObject& keys) {
     keys.refuse("model_type", fmt::format("only {} are supported", names));
 }
 
-// The window of those layers whose attention sees one; 0: of none. Usage error for other kinds of attention.
-int64_t read_window(const JsonObject& keys, const Family& family, int64_t layers) {
+// Windows, and which layers have one. Usage error for other kinds of attention.
+void read_windows(const JsonObject& keys, const Family& family, LlamaConfig& config) {
     const std::string name = family.name;
     bool windows = name != "llama" && name != "mixtral" && !keys.is_null("sliding_window");
     if (name == "mixtral") windows = keys.has("sliding_window");
     if (name.starts_with("qwen")) windows = keys.flag("use_sliding_window", false) && windows;
     const bool bounded = keys.has("max_window_layers") && family.full_layers > 0;
-    bool some = (bounded ? keys.integer("max_window_layers", kMaxLayers, 0) : family.full_layers) < layers;
-    if (keys.has("layer_types")) {
-        for (const json& type : keys.list("layer_types"))
-            if (type != "full_attention" && !(type == "sliding_attention" && windows && family.layer_types))
-                keys.refuse("layer_types", "must be \"full_attention\", or \"sliding_attention\" and its window");
-        if (family.layer_types) some = !keys.all_are("layer_types", "full_attention");
+    const int64_t first = bounded ? keys.integer("max_window_layers", kMaxLayers, 0) : family.full_layers;
+    std::vector<bool> windowed;
+    for (int64_t layer = 0; layer < config.layers; ++layer) windowed.push_back(layer >= first);
+    for (const char* key : {"layer_types", kOwnLayerTypes}) {
+        if (!keys.has(key)) continue;
+        const bool counts = family.layer_types || key == kOwnLayerTypes;
+        std::vector<bool> listed;
+        for (const json& type : keys.list(key)) {
+            listed.push_back(type == "sliding_attention");
+            if (type != "full_attention" && !(listed.back() && windows && counts))
+                keys.refuse(key, "must be \"full_attention\", or \"sliding_attention\" and its window");
+        }
+        if (counts && int64_t(listed.size()) != config.layers)
+            keys.refuse(key, fmt::format("must have num_hidden_layers, {}, entries", config.layers));
+        if (counts) windowed = listed;
     }
-    if (!windows || !some) return 0;
-    return keys.has("sliding_window") ? keys.integer("sliding_window") : 4096;
+    const auto count = std::count(windowed.begin(), windowed.end(), true);
+    if (!windows || count == 0) return;
+    config.window = keys.has("sliding_window") ? keys.integer("sliding_window") : 4096;
+    if (count < config.layers) config.windowed = windowed;
 }
 
 void refuse_other_models(const JsonObject& keys, const Family& family) {
@@ -197,7 +208,8 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
     config.rope_theta = family.rope_theta;
     read_rope(keys, config, ignored);
     if (family.experts) config.experts = read_experts(keys, family);
-    config.window = read_window(keys, family, config.layers);
+    read_windows(keys, family, config);
+    config.sinks = keys.flag(kOwnSinks, false);
     refuse_others(keys, "", ignored);
     for (const std::string& key : ignored)
         if (key != "vocab_size") usage_error("--hf-ignore {}: {} has no such key, or it is not in the way", key, path);
@@ -216,6 +228,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
                           .ffn = "intermediate_size",
                           .vocab = "vocab_size",
                           .head_dim = "head_dim",
+                          .window = "sliding_window",
                           .experts = experts_key(keys, family),
                           .top_k = "num_experts_per_tok",
                           .dense_layers = family.sigmoid ? "first_k_dense_replace" : "mlp_only_layers of length",

@@ -159,7 +159,7 @@ void Bench::run(const TrainOptions& options, TrainingRun& run) {
     const double tokens = double(options.global_batch) * double(options.seq_len);
     const double flops = std::accumulate(step_flops.begin(), step_flops.end(), 0.0) /
                          double(step_flops.size());  // with documents they differ
-    print_rates(run.model, ceilings, tokens, flops, seconds, options.document_token.has_value());
+    print_rates(run.model, ceilings, tokens, flops, seconds, options.masks_keys());
 
     const ProfileScope scope({.sums_on = true, .device = device});
     const double begin = now_seconds();

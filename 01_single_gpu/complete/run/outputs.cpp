@@ -130,7 +130,7 @@ MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_
     file_.open(o.metrics, o.append_metrics);
     const LlamaConfig& c = trainer.model.config;
     const Llama::Options& model = trainer.model.options;
-    const std::string mfu = mfu_text(model.device, model.dtype, o.document_token.has_value());
+    const std::string mfu = mfu_text(model.device, model.dtype, o.masks_keys());
     file_.write({{"event", "config"},
                  {"version", {{"commit", build_commit()}}},
                  {"flags", flags},
@@ -143,13 +143,15 @@ MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_
                    {"head_dim", c.head_dim()},
                    {"qkv_bias", c.qkv_bias},
                    {"qk_norm", c.qk_norm},
+                   {"window", c.window},
+                   {"sinks", c.sinks},
                    {"tied", c.tied},
                    {"ffn", c.ffn},
                    {"vocab", c.vocab},
                    {"experts", c.experts.count},
                    {"parameters", c.parameters()},
                    {"active_parameters", c.active_parameters()},
-                   {"flops_per_token", flops_per_token(c, o.seq_len)}}},
+                   {"flops_per_token", flops_per_token(c, c.attended(double(o.seq_len)))}}},
                  {"device", name_of(model.device)},
                  {"cpu", {{"blas_core", cpu::product_kernels(model.dtype)}, {"threads", cpu_threads()}}},
                  {"mfu", mfu.empty() ? nullptr : ordered_json(mfu)}});

@@ -103,7 +103,7 @@ void TrainingRun::allocate() {
         name_of(device), kernels);
     if (device == Device::cuda)
         say("GPU: {}\nattention: {}\n", versions_text(device),
-            attention_text(device, model.options.dtype, c.head_dim(), options_.document_token.has_value()));
+            attention_text(device, model.options.dtype, c.head_dim(), options_.masks_keys()));
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
@@ -113,8 +113,7 @@ void TrainingRun::allocate() {
         if (data.is_mixture())
             say("      {}: weight {:g}, {} training tokens, {} sequences for validation\n", part.name, part.weight,
                 part.source->train_tokens(), part.source->validation_samples());
-    if (const std::string mfu = mfu_text(device, model.options.dtype, options_.document_token.has_value());
-        !mfu.empty())
+    if (const std::string mfu = mfu_text(device, model.options.dtype, options_.masks_keys()); !mfu.empty())
         say("{}\n", mfu);
     say("{}", options_.notes);
     if (const std::string stored = weights_ ? weights_->dtypes() : options_.dtype; stored != options_.dtype)
