@@ -73,10 +73,11 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
 
 // A function of its own: what the tape does not save is freed when it returns.
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
-    CHECK(window_ == 0 || batch.window_starts, "a batch without the first keys of its windows");
+    const bool hides = window_ > 0 && window_ < std::max(batch.whole_len, batch.seq_len);
+    CHECK(!hides || batch.window_starts, "a batch without the first keys of its windows");
     Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
     QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
-    const AttentionMask mask{window_ > 0 ? batch.window_starts : batch.document_starts, window_,
+    const AttentionMask mask{hides ? batch.window_starts : batch.document_starts, window_,
                              sinks.name.empty() ? nullptr : &sinks};
     Var mixed = attention ? attention(tape, heads, batch, mask)
                           : one_device_attention(tape, heads, batch, mask, rope_.head_dim);

@@ -171,7 +171,7 @@ AttentionBy& attention_by() {
 
 std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool documents) {
     if (dtype != DType::bf16) return fmt::format("cuDNN's is for --dtype bf16, not {}", name_of(dtype));
-    if (documents) return "cuDNN's has no mask for --document-token";
+    if (documents) return "cuDNN's has no mask for --document-token or --window";
     if (head_dim != 64 && head_dim != 96 && head_dim != 128)
         return fmt::format("cuDNN's is used for head sizes of 64, 96 and 128, not {}", head_dim);
     if (device == Device::cpu) return "cuDNN's is for --device cuda, not cpu";

@@ -34,9 +34,9 @@ std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool doc
 // What a run says of it: "cuDNN 9.19.0", or "own kernels (why)".
 std::string attention_text(Device device, DType dtype, int64_t head_dim, bool documents);
 
-// Where the documents of packed sequences begin: for each query, the index in its sequence of the first token of its
-// document, which is the first key that it may see. Ascending within the queries of a sequence. Empty: every sequence
-// is one document.
+// Where the documents of packed sequences begin: for each query, the index in its sequence of the first key that it may
+// see: the first token of its document, or of a window inside it. Ascending within the queries of a sequence. Empty:
+// every sequence is one document.
 struct DocumentStarts {
     Tensor on_device;                        // (B*Tq) i32
     std::shared_ptr<const int32_t> on_host;  // the same numbers: what is computed at all is decided on the host

@@ -109,9 +109,13 @@ Table document_table(const std::string& name, const AttentionWork& work, const C
     const double elements = double(options.model.layers * options.model.q_width());
     std::vector<Cell> cells = {name};
     std::vector<double> without;
+    const double share = options.has_windows() ? options.model.window_share() : 0;
+    const std::vector<int32_t> windows =
+        window_starts(std::vector<int32_t>(size_t(options.seq_len)), std::max<int64_t>(options.model.window, 1));
     for (int64_t rank = 0; rank < ranks; ++rank) {
         cells.push_back(fixed(work.flops[size_t(rank)] / (operations * elements), 0));
-        without.push_back(attention_pairs(layout, rank, options.seq_len));
+        without.push_back((1 - share) * attention_pairs(layout, rank, options.seq_len) +
+                          share * attention_pairs(layout, rank, windows));
     }
     cells.insert(cells.end(), {imbalance(work.flops), imbalance(without)});
     table.row(cells);

@@ -76,7 +76,7 @@ Estimator::PassSeconds Estimator::attention(const Layout& l, double n) {
     // Gathered keys: all queries of the rank in one call, as efficient as a whole sequence.
     const std::vector<int64_t> shape = {l.micro_batch,
                                         request_.seq_len / l.cp,
-                                        request_.seq_len / (n > 1 ? l.cp : 1),
+                                        std::llround(c.attended(T)) / (n > 1 ? l.cp : 1),
                                         c.heads / l.tp,
                                         std::max<int64_t>(c.kv_heads / l.tp, 1),
                                         c.head_dim(),

@@ -29,7 +29,8 @@ FLAGS = (
 MODEL = (
     "hidden_size intermediate_size num_attention_heads num_key_value_heads num_hidden_layers head_dim rms_norm_eps "
     "rope_theta tie_word_embeddings num_experts_per_tok moe_intermediate_size norm_topk_prob n_shared_experts n_group "
-    "topk_group routed_scaling_factor first_k_dense_replace sliding_window train70b_layer_types train70b_sinks"
+    "topk_group routed_scaling_factor first_k_dense_replace sliding_window layer_types "
+    "train70b_layer_types train70b_sinks"
 ).split()
 
 

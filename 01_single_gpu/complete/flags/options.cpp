@@ -66,7 +66,7 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     model.window = window_;
     if (window_every_ > 1 && window_ == 0)
         usage_error("--window-every {}: needs --window N, the keys that a query sees", window_every_);
-    for (int64_t layer = 0; layer < model.layers && window_every_ > 1; ++layer)
+    for (int64_t layer = 0; layer < model.layers && window_every_ > 1 && window_every_ <= model.layers; ++layer)
         model.windowed.push_back((layer + 1) % window_every_ != 0);
     model.experts = experts.shape(model, flags);
     check_config(model);
@@ -213,8 +213,8 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
-    if (!o.save_hf.empty()) check_hf_attention(o.model, "--save-hf");
     model_.experts.read_balance(o.model, *this);
+    if (!o.save_hf.empty()) check_hf_attention(o.model, "--save-hf");
     if (!o.load_hf.empty()) add_notes();
     if (o.load_hf.empty() && given("--hf-ignore")) usage_error("--hf-ignore: needs --load-hf DIR");
     check_path_flags();

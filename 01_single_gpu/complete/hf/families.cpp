@@ -35,8 +35,8 @@ const Family& family_of(const LlamaConfig& c) {
 void check_hf_attention(const LlamaConfig& c, const std::string& flag) {
     if (c.sinks) usage_error("{}: no family of Hugging Face that is supported has --sinks on (try off)", flag);
     if (!c.windowed.empty() && !family_of(c).layer_types)
-        usage_error("{}: all layers of {} have the window (try --window-every 1, or --qk-norm on, as in Qwen3)", flag,
-                    family_of(c).name);
+        usage_error("{}: all layers of {} have the window (try --window-every 1{})", flag, family_of(c).name,
+                    c.is_sparse() ? "" : ", or --qk-norm on, as in Qwen3");
 }
 
 HfTensor rows_of(const Param& param, std::string name, int64_t begin, int64_t rows) {

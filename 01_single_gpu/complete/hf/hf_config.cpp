@@ -216,7 +216,8 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
     json kept = json::object();
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "use_sliding_window", "sliding_window",
                             "max_window_layers", "layer_types"})
-        if ((config.window > 0 || std::string(key).ends_with("_token_id")) && object.contains(key))
+        if ((config.window > 0 || std::string(key).ends_with("_token_id")) && object.contains(key) &&
+            (family.layer_types || key != std::string("layer_types")))  // which others ignore
             kept[key] = object[key];
     if (config.window > 0) kept["sliding_window"] = config.window;
     if (!kept.empty()) config.kept = kept.dump();

@@ -144,6 +144,7 @@ MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_
                    {"qkv_bias", c.qkv_bias},
                    {"qk_norm", c.qk_norm},
                    {"window", c.window},
+                   {"window_share", c.window_share()},
                    {"sinks", c.sinks},
                    {"tied", c.tied},
                    {"ffn", c.ffn},

@@ -101,9 +101,11 @@ void TrainingRun::allocate() {
     say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(device), kernels);
+    const auto attention = [&](bool masks) { return attention_text(device, model.options.dtype, c.head_dim(), masks); };
+    const bool some = options_.has_windows() && !options_.document_token && c.window_share() < 1;
     if (device == Device::cuda)
-        say("GPU: {}\nattention: {}\n", versions_text(device),
-            attention_text(device, model.options.dtype, c.head_dim(), options_.masks_keys()));
+        say("GPU: {}\nattention: {}{}\n", versions_text(device), attention(options_.masks_keys()),
+            some ? "; in layers without windows " + attention(false) : "");
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
