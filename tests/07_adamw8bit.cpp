@@ -1,7 +1,11 @@
-// AdamW with moments in 8 bits: levels, random rounding, blocks by coordinates, memory, and against AdamW.
+// AdamW with moments in 8 bits: levels, random rounding, blocks by coordinates, memory, and against AdamW. And on bf16
+// weights and moments without fp32 copies.
+#include <map>
 #include <set>
 
+#include "01_single_gpu/core/bf16.h"
 #include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/adamw_bf16.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -253,4 +257,66 @@ TEST_CASE("a parameter's lr_scale multiplies the update, not the weight decay") 
     EXPECT(run(0.125, 0.5, 0, 1) == run(1, 0.0625, 0, 1));  // powers of two: not a bit is lost
     EXPECT(run(0.125, 0.5, 0.25, 0) == run(1, 0.5, 0.25, 0));
     EXPECT(distance(run(0.125, 0.5, 0.25, 1), run(1, 0.5, 0.25, 1)) > 0.01);
+}
+
+TEST_CASE("bf16 at random: one of the two neighbours, as often as the other is far; what is bf16 already stays") {
+    for (const double x : randoms(300, 4)) {
+        const uint32_t bits = std::bit_cast<uint32_t>(float(x * std::pow(10, 20 * x)));  // of both signs
+        uint32_t up = 0, down = 0;
+        for (uint32_t noise = 0; noise < 65536; ++noise) {
+            const uint16_t rounded = rounded_up_or_down(std::bit_cast<float>(bits), noise);
+            up += rounded == (bits >> 16) + 1;
+            down += rounded == bits >> 16;
+        }
+        EXPECT((up == (bits & 0xffff) && up + down == 65536));
+        EXPECT(rounded_up_or_down(float(bf16(float(x))), 65535) == bf16(float(x)).bits);
+    }
+    for (const uint64_t noise : {0, 65535}) {
+        EXPECT(rounded_up_or_down(INFINITY, noise) == bf16(INFINITY).bits);
+        EXPECT(rounded_up_or_down(-INFINITY, noise) == bf16(-INFINITY).bits);
+        for (const uint32_t nan : {0x7f800001u, 0x7fffffffu, 0xffc00000u})
+            EXPECT(
+                std::isnan(std::bit_cast<float>(uint32_t(rounded_up_or_down(std::bit_cast<float>(nan), noise)) << 16)));
+    }
+}
+
+TEST_CASE("bf16 without fp32 copies: 4 bytes of states; small updates and a slow second moment are right in the mean") {
+    const int64_t n = 40000;
+    const std::vector<double> ones(n, 1.0), g(n, 1e-3);
+    Piece piece{tensor(ones, {n}, DType::bf16), tensor(g, {n})};
+    const int64_t before = ledger().now()[size_t(Memory::optimizer)];
+    AdamWBf16 adamw({piece.segment(whole())}, {.beta2 = 0.999, .eps = 0, .weight_decay = 0});
+    EXPECT(ledger().now()[size_t(Memory::optimizer)] - before == 4 * n);
+    for (int step = 1; step <= 20; ++step) adamw.update(step, 1e-4, 1);  // 1/20 of half a unit in the last place of 1
+    const auto mean = [](const Tensor& x) {
+        double sum = 0;
+        for (const double value : values(x)) sum += value;
+        return sum / double(x.size());
+    };
+    EXPECT(std::abs((1 - mean(piece.param)) / 20e-4 - 1) <= 0.02);  // the constant gradient's step is the rate
+    adamw.for_each_state([&](const Segment&, const std::string& name, Tensor& state) {
+        if (name == "exp_avg_sq") EXPECT(std::abs(mean(state) / (1e-6 * (1 - std::pow(0.999, 20))) - 1) <= 1e-3);
+    });
+}
+
+TEST_CASE("bf16 without fp32 copies: any pieces of a matrix have the whole's bits") {
+    constexpr int64_t kRows = 12, kCols = 20;
+    const std::vector<double> w = randoms(kRows * kCols, 1), g = gradients(kRows * kCols, 2);
+    const auto run = [&](const GlobalIndex& at, int64_t size) {
+        std::vector<double> weights, grads;
+        std::vector<size_t> places;
+        for (int64_t i = 0; i < size; ++i) places.push_back(size_t(global_element(at, i)));
+        for (const size_t place : places) weights.push_back(w[place]), grads.push_back(g[place]);
+        const Piece piece = make_piece(weights, grads, DType::bf16);
+        AdamWBf16 adamw({piece.segment(at)}, {});
+        for (int step = 1; step <= 4; ++step) adamw.update(step, 1e-2, 1);
+        std::map<size_t, double> result;
+        for (int64_t i = 0; i < size; ++i) result[places[size_t(i)]] = values(piece.param)[size_t(i)];
+        return result;
+    };
+    const GlobalIndex all{.cols = kCols, .global_cols = kCols};
+    const std::map<size_t, double> expected = run(all, kRows * kCols);
+    for (const GlobalIndex& at : {GlobalIndex{.row_begin = 3, .cols = kCols, .global_cols = kCols, .offset = 7},
+                                  {.row_begin = 2, .col_begin = 5, .cols = 4, .global_cols = kCols, .offset = 1}})
+        for (const auto& [place, value] : run(at, 17)) EXPECT(expected.at(place) == value);
 }

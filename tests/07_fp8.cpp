@@ -253,6 +253,25 @@ TEST_CASE("8-bit moments, sharded: near one rank's, and what each rank keeps, to
     }
 }
 
+TEST_CASE("bf16 without fp32 copies, sharded: stage 0's run bit for bit, in a quarter of 4 bytes per parameter") {
+    const Text text;
+    TrainOptions o = smaller(text);
+    o.dtype = "bf16";
+    const Precision how = precision("off", kStochasticRounding);
+    const Ranks whole(o, world(), 1, {.stage = 0}, how);
+    for (const int stage : {1, 2, 3}) {
+        const int64_t before = ledger().now()[size_t(Memory::optimizer)];
+        const Ranks run(o, world(), 1, {.stage = stage}, how);
+        const int64_t states = ledger().now()[size_t(Memory::optimizer)] - before;
+        INFO("stage ", stage, ": ", states);
+        EXPECT_EVERYWHERE(std::abs(double(states) / double(o.model.parameters()) - 1) <= 0.01);
+        EXPECT_EVERYWHERE(run.history == whole.history);
+        EXPECT_EVERYWHERE(on_rank_0(run.weights == whole.weights && !run.weights.empty()));
+    }
+    const Ranks nearest(o, world(), 1, {.stage = 0}, precision("off", "adamw"));
+    EXPECT_EVERYWHERE(on_rank_0(std::abs(nearest.history[6] / whole.history[6] - 1) <= 0.01));
+}
+
 TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
     const Text text;
     TrainOptions o = smaller(text);

@@ -317,6 +317,9 @@ const std::vector<Row> kTable = {
     {"06", 3, "--cp-algorithm ulysses --seq-len 129", "--heads 8 and --kv-heads 4 are not divisible by 3 (try --cp 2)"},
 
     {"07", 1, "--fp8 mx", "--fp8: mx is unknown|off|current|delayed|rowwise|blockwise"},
+    {"07", 1, "--stochastic-rounding on", "--stochastic-rounding on: weights of --dtype fp32|try --dtype bf16"},
+    {"08", 1, "--dtype bf16 --stochastic-rounding on --optimizer muon", "--stochastic-rounding on|muon|try adamw"},
+    {"07", 1, "--dtype bf16 --optimizer adamw-bf16", "--optimizer"},
     {"07", 1, "--optimizer sgd", "--optimizer|adamw|adamw8bit"},
     {"07", 1, "--fp8-strict on --hidden 120 --heads 4",
      "--fp8-strict on|q, k, v: 120 inputs (--hidden) on a rank are not divisible by 16 (try 128)"},

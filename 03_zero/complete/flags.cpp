@@ -47,7 +47,7 @@ void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
 }
 
 void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
-                std::optional<double> moments) {
+                std::optional<double> states) {
     if (o.hybrid_shard > 0 && o.stage == 0)
         usage_error("--hybrid-shard {}: --zero 0 shards nothing (try --zero 1, 2 or 3)", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
@@ -67,10 +67,9 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.offload == Offload::none || training.dry_run) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
-    const double states =
-        moments ? *moments + double(master_bytes(types.dtype)) : double(AdamW::state_bytes(types.dtype));
     const int64_t bytes_per_rank = int64_t(double(training.model.parameters() / shards + 1) *
-                                           (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
+                                           (double(size_of(types.dtype) + size_of(types.grad_dtype)) +
+                                            states.value_or(double(AdamW::state_bytes(types.dtype)))));
     const int64_t here = bytes_per_rank * std::min(ranks_on_node, data_ranks), free = available_host_memory();
     if (here > free)
         usage_error(

@@ -14,12 +14,26 @@ void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
               "margin N of scales: leave room for values 2^N times as large, with --fp8 delayed", integer_from(0, 16));
     flags.add("--optimizer", optimizer,
               "optimizer; adamw8bit: moments of 1 byte; muon: orthogonal updates of the matrices in blocks",
-              one_of(names_of(optimizers())));
+              one_of(optimizer_names()));
+    flags
+        .add_word(  // read behind --optimizer
+            "--stochastic-rounding",
+            [&optimizer](const std::string& word) {
+                if (word == "off") return;
+                if (optimizer != "adamw")
+                    usage_error("--stochastic-rounding on: not with --optimizer {} (try adamw)", optimizer);
+                optimizer = kStochasticRounding;
+            },
+            "adamw on bf16 weights and moments, rounded up or down at random, without fp32 copies",
+            one_of({"on", "off"}))
+        .default_text("off");
 }
 
 void check_precision(const Fp8Options& options, const std::string& optimizer, const TrainOptions& training,
                      bool offloads) {
     const OptimizerEntry& entry = find_optimizer(optimizer);
+    if (!entry.masters && training.dtype != "bf16")
+        usage_error("--stochastic-rounding on: weights of --dtype {} need none (try --dtype bf16)", training.dtype);
     if (entry.muon) check_muon(training.mup.has_value(), offloads);
     if (training.dtype != "fp64") return;
     if (options.recipe != "off")

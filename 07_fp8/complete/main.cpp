@@ -28,7 +28,7 @@ static void program(int argc, char** argv) {
         const TrainOptions& o = p.options;
         check_tensor_parallel(o.model, o.seq_len, tp, {});
         check_precision(precision.fp8, precision.optimizer, o, zero.offload != Offload::none);
-        check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype, 0));
+        check_zero(zero, o, p.dp, node_ranks, state_bytes(precision.optimizer, o.llama().dtype, 0));
         check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
     });
     const TensorComms layout = split(p.world, tp);

@@ -2,6 +2,7 @@
 
 #include "01_single_gpu/core/registry.h"
 #include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/adamw_bf16.h"
 
 namespace train70b {
 
@@ -10,8 +11,18 @@ const std::vector<OptimizerEntry>& optimizers() {
         {"adamw", [](auto& hyper, auto) { return AdamW::maker(hyper); }, stats_dtype},
         {"adamw8bit", [](auto& hyper, auto) { return AdamW8bit::maker(hyper); }, [](DType) { return DType::u8; },
          kMomentBlock},
+        {.name = kStochasticRounding,
+         .maker = [](auto& hyper, auto) { return AdamWBf16::maker(hyper); },
+         .moments = [](DType) { return DType::bf16; },
+         .masters = false},
         {.name = "muon", .maker = Muon::maker, .moments = stats_dtype, .muon = true}};
     return list;
+}
+
+std::vector<std::string> optimizer_names() {
+    std::vector<std::string> names = names_of(optimizers());
+    std::erase(names, kStochasticRounding);
+    return names;
 }
 
 const OptimizerEntry& find_optimizer(const std::string& name) { return find_entry(optimizers(), "--optimizer", name); }
@@ -28,7 +39,16 @@ double moment_bytes(const std::string& optimizer, DType dtype, double muon_share
 }
 
 double state_bytes(const std::string& optimizer, DType dtype, double muon_share) {
-    return double(master_bytes(dtype)) + moment_bytes(optimizer, dtype, muon_share);
+    const double master = find_optimizer(optimizer).masters ? double(master_bytes(dtype)) : 0;
+    return master + moment_bytes(optimizer, dtype, muon_share);
+}
+
+DType weight_dtype(const OptimizerEntry& optimizer, DType dtype) {
+    return optimizer.masters ? stats_dtype(dtype) : dtype;
+}
+
+double checkpoint_bytes(const std::string& optimizer, DType dtype, double muon_share) {
+    return double(size_of(weight_dtype(find_optimizer(optimizer), dtype))) + moment_bytes(optimizer, dtype, muon_share);
 }
 
 }  // namespace train70b

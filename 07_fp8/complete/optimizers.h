@@ -17,20 +17,26 @@ struct OptimizerEntry {
     MakeOptimizer (*maker)(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices);
     DType (*moments)(DType dtype);  // the dtype of the moments; dtype: of the parameters
     int64_t scale_block = 0;        // elements of a row whose moments share two fp32 scales; 0: no scales
+    bool masters = true;            // fp32 copies of bf16 weights; false: only for --dtype bf16
     bool muon = false;              // what takes_muon() has one moment only, and is updated as whole matrices
 
     // Of a parameter: "exp_avg", and "exp_avg_sq" perhaps.
     int moments_of(const Param& param) const { return muon && takes_muon(param) ? 1 : 2; }
 };
 const std::vector<OptimizerEntry>& optimizers();
-const OptimizerEntry& find_optimizer(const std::string& name);                        // usage error for an unknown name
+std::vector<std::string> optimizer_names();                       // of --optimizer
+inline constexpr const char* kStochasticRounding = "adamw-bf16";  // of --stochastic-rounding on, not of --optimizer
+const OptimizerEntry& find_optimizer(const std::string& name);    // usage error for an unknown name
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);  // on one rank
 // copy: so many consecutive ranks of `world` hold the states of a pipeline stage once. Collective.
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
                                 Llama& model);
-// Bytes per parameter: of the moments and their scales; and with the master weight where dtype needs one. muon_share:
+// Bytes per parameter: of the moments and their scales; and with the master weight where there is one. muon_share:
 // the share of parameters that takes_muon().
 double moment_bytes(const std::string& optimizer, DType dtype, double muon_share);
 double state_bytes(const std::string& optimizer, DType dtype, double muon_share);
+// Of a checkpoint: the weights in the dtype in which they are updated, and the moments.
+DType weight_dtype(const OptimizerEntry& optimizer, DType dtype);
+double checkpoint_bytes(const std::string& optimizer, DType dtype, double muon_share);
 
 }  // namespace train70b

@@ -55,7 +55,9 @@ std::pair<int64_t, int64_t> formulas(const TrainOptions& o, Llama& model, int64_
     int64_t states = 0;
     for (const Param* param : model.params()) {
         const int64_t size = param->local.size();
-        states += (master_bytes(dtype) + optimizer.moments_of(*param) * size_of(optimizer.moments(dtype))) * size;
+        states += ((optimizer.masters ? master_bytes(dtype) : 0) +
+                   optimizer.moments_of(*param) * size_of(optimizer.moments(dtype))) *
+                  size;
         if (optimizer.scale_block > 0) states += 8 * BlockLayout{param->global_index(0), size}.blocks();
     }
     return {activations, states};

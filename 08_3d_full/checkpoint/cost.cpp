@@ -11,8 +11,7 @@ namespace train70b {
 CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig& config) {
     CheckpointCost cost;
     const DType dtype = options.llama().dtype;
-    cost.bytes_per_parameter =
-        double(size_of(stats_dtype(dtype))) + moment_bytes(config.optimizer, dtype, muon_share(options.model));
+    cost.bytes_per_parameter = checkpoint_bytes(config.optimizer, dtype, muon_share(options.model));
     cost.bytes = std::llround(cost.bytes_per_parameter * double(options.model.parameters()));
     const int64_t ranks = config.mesh.size();
     cost.nodes = (ranks + kRanksPerNode - 1) / kRanksPerNode;

@@ -15,6 +15,7 @@
 
 #include "01_single_gpu/core/number.h"
 #include "02_data_parallel/runtime/connect.h"
+#include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/checkpoint/durable.h"
 
 namespace train70b {
@@ -94,9 +95,20 @@ void remove_checkpoints(const std::string& dir, const std::vector<int64_t>& step
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",           "seq-len", "val-fraction",      "dtype",      "grad-dtype",
-                                  "optimizer",      "fp8",     "fp8-history",       "batch-ramp", "seq-ramp",
-                                  "document-token", "mup",     "mask-document-ends"};  // with a ramp --global-batch
+constexpr const char* kFixed[] = {"seed",
+                                  "seq-len",
+                                  "val-fraction",
+                                  "dtype",
+                                  "grad-dtype",
+                                  "optimizer",
+                                  "fp8",
+                                  "fp8-history",
+                                  "batch-ramp",
+                                  "seq-ramp",
+                                  "document-token",
+                                  "mup",
+                                  "mask-document-ends",
+                                  "stochastic-rounding"};  // with a ramp --global-batch
 constexpr const char* kNoted[] = {"steps", "lr",  "min-lr", "warmup-steps", "lr-schedule", "weight-decay", "beta1",
                                   "beta2", "eps", "clip",   "fp8-margin",   "z-loss",      "skip-step"};
 
@@ -126,11 +138,14 @@ void check_model(const Manifest& manifest, const LlamaConfig& this_run) {
                         manifest.folder, flag, word(value), word(here), flag, word(value));
     const ordered_json there = hf_config(dense_part(saved), DType::f32),
                        here = hf_config(dense_part(this_run), DType::f32);
-    for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling", "layer_types", kOwnLayerTypes})
-        if (const ordered_json saved_value = there.value(key, ordered_json()), value = here.value(key, ordered_json());
-            saved_value != value)
+    for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
+        if (there[key] != here[key])
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,
-                        saved_value.dump(), value.dump());
+                        there[key].dump(), here[key].dump());
+    for (int64_t layer = 0; layer < saved.layers; ++layer)
+        if (saved.has_window(layer) != this_run.has_window(layer))
+            usage_error("{}: a checkpoint of another model: layer {} has {} window (try another --window-every)",
+                        manifest.folder, layer, saved.has_window(layer) ? "a" : "no");
 }
 
 // Of two flags: 1e-3 is 0.001.
@@ -143,7 +158,8 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags, DType d
     const auto text = [](const auto& object, const char* name) {
         const auto found = object.find(name);
         if (found != object.end() && found->is_string()) return found->template get<std::string>();
-        return std::string(name == std::string("mask-document-ends") ? "off" : "");  // written before there was one
+        const std::string flag = name;  // written before there was one
+        return std::string(flag == "mask-document-ends" || flag == "stochastic-rounding" ? "off" : "");
     };
     std::vector<const char*> fixed(std::begin(kFixed), std::end(kFixed));
     const std::vector<const char*> others = fixed_flags_of_other_part();
@@ -164,11 +180,12 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags, DType d
         if (const std::string there = text(saved, name), here = text(flags, name);
             saved.contains(name) && !same_value(there, here))
             changed += fmt::format("{} --{} {}, not {}", changed.empty() ? "" : ",", name, here, there);
-    const auto disagrees = [&](const char* name, const std::string& value) {
-        const std::string flag = text(saved, name);
+    const bool rounds = text(saved, "stochastic-rounding") == "on";
+    const auto disagrees = [&](const std::string& flag, const std::string& value) {
         return !flag.empty() && flag != value;
     };
-    if (disagrees("dtype", manifest.dtype) || disagrees("optimizer", manifest.optimizer))
+    if (disagrees(text(saved, "dtype"), manifest.dtype) ||
+        disagrees(rounds ? kStochasticRounding : text(saved, "optimizer"), manifest.optimizer))
         usage_error("{}/manifest.json: corrupt: \"dtype\" or \"optimizer\" is not that of its \"flags\"",
                     manifest.folder);
     if (!changed.empty()) say("differs from the checkpoint's run:{}\n", changed);

@@ -215,6 +215,7 @@ static void check_tensors(const Manifest& manifest, const SafetensorsFile& file)
     const DType stats = manifest.dtype == "fp64" ? DType::f64 : DType::f32;
     const OptimizerEntry& optimizer = find_optimizer(manifest.optimizer);
     const DType moments = optimizer.moments(stats);
+    const DType weights = optimizer.masters ? stats : DType::bf16;
     for (const auto& [name, tensor] : file.tensors()) {
         const auto expect = [&, &name = name, &tensor = tensor](DType dtype, const Shape& shape) {
             if (tensor.dtype != dtype || tensor.shape != shape)
@@ -230,7 +231,7 @@ static void check_tensors(const Manifest& manifest, const SafetensorsFile& file)
         const Rect& rect = piece->rect;
         const bool of_codes = piece->state == "scale";
         if (!of_codes)
-            expect(piece->state == "weight" ? stats : moments,
+            expect(piece->state == "weight" ? weights : moments,
                    piece->matrix ? Shape{rect.rows, rect.cols} : Shape{rect.rows});
         else if (optimizer.scale_block == 0)
             usage_error("{}: tensor {} is not part of a checkpoint of {}", file.path(), quoted(name),

@@ -1,6 +1,7 @@
 #include "08_3d_full/checkpoint/snapshot.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 
@@ -171,10 +172,11 @@ void Snapshot::copy_scales(const Scales& scales, const Segment& segment, const T
 }
 
 void Snapshot::copy_step_states() {
-    auto* at = reinterpret_cast<float*>(values_.data<char>() + step_states_begin_ * size_of(values_.dtype()));
+    char* at = values_.data<char>() + step_states_begin_ * size_of(values_.dtype());
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        at = std::copy(rows.values.begin(), rows.values.end(), at);
+        std::memcpy(at, rows.values.data(), rows.values.size() * sizeof(float));
+        at += rows.values.size() * sizeof(float);
     }
 }
 

@@ -322,8 +322,7 @@ RunCost run_cost(double tokens, double tokens_per_s, double gpus, double price_p
 }
 
 double checkpoint_bytes(const PlanRequest& r) {
-    return double(r.model.parameters()) *
-           (double(size_of(stats_dtype(r.dtype))) + moment_bytes(r.optimizer, r.dtype, muon_share(r.model)));
+    return double(r.model.parameters()) * checkpoint_bytes(r.optimizer, r.dtype, muon_share(r.model));
 }
 
 Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {

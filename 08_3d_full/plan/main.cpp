@@ -83,8 +83,7 @@ class Planner {
         flags_.add("--grad-dtype", grad_dtype_, "dtype of gradients; weights are bf16", one_of({"fp32", "bf16"}));
         flags_.add("--fp8", request_.fp8.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
         flags_.add("--optimizer", request_.optimizer,
-                   "optimizer; adamw8bit: moments of 1 byte; muon: see 08_3d_full --help",
-                   one_of(names_of(optimizers())));
+                   "optimizer; adamw8bit: moments of 1 byte; muon: see 08_3d_full --help", one_of(optimizer_names()));
         flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
                    one_of(names_of(context_algorithms())));
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");

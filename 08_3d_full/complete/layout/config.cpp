@@ -99,7 +99,7 @@ void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks
                     config.fp8.recipe);
     check_precision(config.fp8, config.optimizer, options, config.zero.offload != Offload::none);
     check_zero(config.zero, options, mesh.dp * mesh.cp, ranks_on_this_node(),
-               moment_bytes(config.optimizer, options.llama().dtype, 0));
+               state_bytes(config.optimizer, options.llama().dtype, 0));
     check_fp8(config.fp8, c, options.micro_batch * options.seq_len / mesh.cp, mesh.tp);
     schedule_of(config, options);
     stage_of(config, c, 0);  // the check does not depend on the rank
