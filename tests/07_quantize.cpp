@@ -274,23 +274,36 @@ TEST_CASE("recipes: an unknown one is a usage error") {
 TEST_CASE("recipes: formats, scalings, transposes") {
     for (const std::string& name : names_of(fp8_recipes())) {
         const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
-        const bool blockwise = name == "blockwise";
+        const bool blockwise = name == "blockwise", mx = name == "mxfp8", nvfp4 = name == "nvfp4";
+        const double tolerance = nvfp4 ? 0.25 : 0.1;
         for (const Operand::Role role : {Operand::input, Operand::weight, Operand::gradient}) {
             const Tensor x = tensor(spread(256 * 128, 5), {256, 128});
             const QuantizedPair pair = recipe->quantize({role, int64_t(role)}, x, Usage::both, true);
             INFO(name, ", role ", int(role));
-            EXPECT(pair.rowwise.data.dtype() == (role == Operand::gradient && !blockwise ? DType::e5m2 : DType::e4m3));
-            const Scaling blocks = role == Operand::weight ? Scaling::block128 : Scaling::vec128;
-            EXPECT(pair.rowwise.scaling == (blockwise ? blocks : name == "rowwise" ? Scaling::row : Scaling::tensor));
+            const DType fp8 = role == Operand::gradient && !blockwise && !mx ? DType::e5m2 : DType::e4m3;
+            EXPECT(pair.rowwise.data.dtype() == (nvfp4 ? DType::e2m1 : name == "int8" ? DType::i8 : fp8));
+            const bool by_rows = name == "rowwise" || name == "int8", weight = role == Operand::weight;
+            const Scaling blocks =
+                weight ? (nvfp4 ? Scaling::block16 : Scaling::block128) : (nvfp4 ? Scaling::vec16 : Scaling::vec128);
+            EXPECT(pair.rowwise.scaling == (mx                   ? Scaling::vec32
+                                            : blockwise || nvfp4 ? blocks
+                                            : by_rows            ? Scaling::row
+                                                                 : Scaling::tensor));
             EXPECT(recipe->scaling(role) == pair.rowwise.scaling);
             EXPECT(pair.columnwise.data.shape() == Shape{128, 256});
             std::vector<double> turned(256 * 128);
             const std::vector<double> v = values(x);
             for (int64_t r = 0; r < 256; ++r)
                 for (int64_t c = 0; c < 128; ++c) turned[size_t(c * 256 + r)] = v[size_t(r * 128 + c)];
-            EXPECT(distance(dequantized(pair.rowwise), values(x)) <= 0.1);
-            EXPECT(distance(dequantized(pair.columnwise), turned) <= 0.1);
-            const QuantizedPair alone = recipe->quantize({role, int64_t(role)}, x, Usage::columnwise, true);
+            if (nvfp4 && !weight) {
+                std::vector<float> numbers(turned.begin(), turned.end());
+                for (size_t i = 0; i < numbers.size(); i += 16) hadamard16(&numbers[i]);
+                turned.assign(numbers.begin(), numbers.end());
+            }
+            EXPECT(distance(dequantized(pair.rowwise), values(x)) <= tolerance);
+            EXPECT(distance(dequantized(pair.columnwise), turned) <= tolerance);
+            const auto again = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
+            const QuantizedPair alone = again->quantize({role, int64_t(role)}, x, Usage::columnwise, true);
             EXPECT(!alone.rowwise);
             EXPECT(values(dequantized(alone.columnwise)) == values(dequantized(pair.columnwise)));
         }

@@ -54,12 +54,17 @@ TEST_CASE("a layer's three products are those of its quantized operands, in doub
             Block& block = narrow.session.model.blocks[1];
             Linear& layer = block.qkv;
             const Tensor x = tensor(randoms(R * in, 5), {R, in}), dy = tensor(randoms(R * out, 6), {R, out});
-            const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
+            const auto recipe = make_recipe({.recipe = name}, 24, Device::cpu, Comm());
             const QuantizedPair of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, false);
             const QuantizedPair of_w = recipe->quantize({Operand::weight, 1}, layer.weight(), Usage::both, false);
-            const QuantizedPair of_dy = recipe->quantize({Operand::gradient, 2}, dy, Usage::both, false);
-            std::vector<double> dw = times(values_of(of_dy.columnwise), values_of(of_x.columnwise), R);
-            for (double& value : dw) value *= 2;
+            const Operand& gradient = narrow.fp8.layers()[4]->gradient;
+            QuantizedPair of_dy;
+            std::vector<double> dw(size_t(out * in));
+            for (int pass = 0; pass < 2; ++pass) {  // nvfp4: each by its own random numbers
+                of_dy = recipe->quantize(gradient, dy, Usage::both, false);
+                const std::vector<double> each = times(values_of(of_dy.columnwise), values_of(of_x.columnwise), R);
+                for (size_t i = 0; i < dw.size(); ++i) dw[i] += each[i];
+            }
 
             Tensor y, dx;
             for (int pass = 0; pass < 2; ++pass) {
@@ -116,7 +121,7 @@ TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits:
         for (size_t i = 0; i < wide.gradients.size(); ++i) {
             const double noise = distance(narrow.session.gradients[i], wide.gradients[i]);
             INFO(recipe, ", ", wide.names[i], ": ", noise);
-            EXPECT(noise <= 0.25);
+            EXPECT(noise <= (recipe == "nvfp4" ? 0.9 : 0.25));  // of 4 bits, and rounded at random
             EXPECT(noise >= 1e-3);
         }
     }
@@ -184,7 +189,7 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
             for (size_t i = 0; i < once.session.gradients.size(); ++i)
                 worst.add(distance(once.session.gradients[i], whole.session.gradients[i]), once.session.names[i]);
             INFO(worst);
-            EXPECT(worst <= 0.25);
+            EXPECT(worst <= (recipe == "nvfp4" ? 0.9 : 0.25));
         }
 }
 
@@ -221,7 +226,7 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
             EXPECT(std::abs(double(measured - formula)) <= 0.01 * double(formula));
             const int64_t least = (dtype == std::string("bf16") ? 1 : 3) * rows * 2 * 128;  // of one block's norms
             const bool made_again = recompute == std::string("selective") || recompute == std::string("pointwise");
-            EXPECT((made_again ? measured == wide : measured <= wide - (least - rows * 16)));
+            EXPECT((made_again ? measured == wide : measured <= wide - (least - rows * 17)));
             for (const Memory kind : {Memory::params, Memory::grads, Memory::optimizer})
                 EXPECT(peak.kind[size_t(kind)] == of_wide.kind[size_t(kind)]);
         }
@@ -298,7 +303,7 @@ TEST_CASE("a product's error: what the chapter says of the recipes") {
     EXPECT(of("delayed, amax was /8").normal >= 5 * of("current").normal);
     EXPECT(of("blockwise").tiny <= 0.8 * of("current").tiny);
     EXPECT(of("current").tiny <= of("current, all E4M3").tiny);
-    const ProductErrors floor = of("mxfp8, scale: OCP floor"), up = of("mxfp8, rounded up");
+    const ProductErrors floor = of("mxfp8, scale: OCP floor"), up = of("mxfp8");
     EXPECT(up.normal <= 0.045);
     EXPECT(floor.normal >= 1.01 * up.normal);  // what lies beyond 448 scales is cut off, by up to an eighth
     EXPECT(floor.normal <= 2 * up.normal);

@@ -62,7 +62,8 @@ std::string to_string(const Messages& m) { return fmt::format("{} messages, {} b
 // What a step sends for scales; told: as above.
 Messages expected(const TrainOptions& o, int stage, const std::string& recipe, bool told) {
     const int64_t L = o.model.layers, E = o.model.hidden, rows = o.micro_batch * o.seq_len;
-    const bool by_rows = recipe == "rowwise", again = o.recompute == "full";
+    const bool by_rows = recipe == "rowwise" || recipe == "int8", nvfp4 = recipe == "nvfp4",
+               again = o.recompute == "full";
     Messages all;
     if (recipe == "delayed") {
         all.add(1, 3 * 4 * L);
@@ -71,10 +72,11 @@ Messages expected(const TrainOptions& o, int stage, const std::string& recipe, b
     }
     // Inputs of o and down, in each forward pass; gradients of q, k, v and of gate, up. One scale per tensor: also o's
     // input, which the backward pass quantizes again. One per row: there it has scales per column, which are local.
+    // nvfp4: one per tensor, and one of its transformed transpose.
     const int64_t forward = again ? 2 : 1;
-    all.add(kMicroBatches * L * (2 * forward + (by_rows ? 0 : 1) + 2), by_rows ? rows : 1);
+    all.add(kMicroBatches * L * (2 * forward + (by_rows ? 0 : 1) + 2), by_rows ? rows : nvfp4 ? 2 : 1);
     // Weights: of all four layers each way; or by rows of o and down, by columns of the others.
-    if (told && !(by_rows && stage == 3))
+    if (told && !((by_rows || nvfp4) && stage == 3))
         all.add(1, 4 * L * (by_rows ? E : 1));
     else
         all.add(kMicroBatches * L * (forward + 1) * (by_rows ? 2 : 4), by_rows ? E : 1);
@@ -102,7 +104,7 @@ TEST_CASE("one message has the amaxes of all weights, after an update; every bit
             TrainOptions o = moving(text);
             o.recompute = recompute;
             std::optional<CommStats::Entry> others;  // what is sent whatever the precision
-            for (const std::string recipe : {"current", "rowwise", "delayed"}) {
+            for (const std::string recipe : {"current", "rowwise", "delayed", "nvfp4", "int8"}) {
                 if (!in_quarter(number++)) continue;
                 if (!others) others = ToldRun(o, stage, "off", true).sent();
                 const ToldRun run(o, stage, recipe, true), each(o, stage, recipe, false);

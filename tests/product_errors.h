@@ -88,23 +88,17 @@ Matrix one_scale(const Matrix& x, double amax) {
     return rounded;
 }
 
-// MXFP8: 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do not. Two rules for the
-// scale: that of the OCP specification (Microscaling Formats v1.0, section 6.3) takes the exponent of the largest
-// magnitude less that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off; NVIDIA's
-// (Mishra et al. 2025) rounds up, so that nothing is.
-enum class MxScale { ocp_floor, round_up };
-inline Rounding mxfp8(MxScale rule) {
-    return [rule](const Matrix& x, int64_t, Operand::Role) {
-        Matrix rounded(x.size());
-        for (size_t begin = 0; begin < x.size(); begin += 32) {
-            float most = 0;
-            for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
-            const float scale =
-                rule == MxScale::round_up ? float(e8m0(most / e4m3::largest())) : float(e8m0(most / 256, /*up=*/false));
-            for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
-        }
-        return rounded;
-    };
+// MXFP8 with the OCP's scales (Microscaling Formats v1.0, section 6.3): the exponent of the largest magnitude of 32 less
+// that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off.
+inline Matrix mxfp8_floor(const Matrix& x, int64_t, Operand::Role) {
+    Matrix rounded(x.size());
+    for (size_t begin = 0; begin < x.size(); begin += 32) {
+        float most = 0;
+        for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
+        const float scale = float(e8m0(most / 256, /*up=*/false));
+        for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
+    }
+    return rounded;
 }
 
 inline std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed) {
@@ -142,8 +136,10 @@ inline std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64
             errors("delayed, amax was /8", with_amax(1.0 / 8)),
             errors("rowwise", by_recipe("rowwise")),
             errors("blockwise", by_recipe("blockwise")),
-            errors("mxfp8, scale: OCP floor", mxfp8(MxScale::ocp_floor)),
-            errors("mxfp8, rounded up", mxfp8(MxScale::round_up))};
+            errors("mxfp8, scale: OCP floor", mxfp8_floor),
+            errors("mxfp8", by_recipe("mxfp8")),
+            errors("nvfp4", by_recipe("nvfp4")),
+            errors("int8", by_recipe("int8"))};
 }
 
 }  // namespace train70b::test

@@ -126,7 +126,7 @@ def test_07_recipes(run):
     one = losses(trained_07(run, "", "01_single_gpu"))
     assert losses(trained_07(run, "--fp8 off")) == one  # bit for bit
     found = {}
-    for recipe in ("current", "delayed", "rowwise", "blockwise"):
+    for recipe in ("current", "delayed", "rowwise", "blockwise", "mxfp8", "nvfp4", "int8"):
         found[recipe] = losses(trained_07(run, f"--fp8 {recipe}").says("8 of 8 linear layers", where="out"))
         assert len(found[recipe]) == len(one) == 4 and found[recipe] != one, recipe
     assert found["delayed"][0] == found["current"][0] and found["delayed"][-1] != found["current"][-1], found

@@ -95,7 +95,7 @@ StepReport Trainer::step(int64_t number) {
     batches.take_seconds();
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
-    for (StepState* state : step_states) state->begin_step();
+    for (StepState* state : step_states) state->begin_step(number);
     // tag::step[]
     const double& targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));

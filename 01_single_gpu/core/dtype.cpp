@@ -8,11 +8,8 @@ int64_t size_of(DType dtype) {
         case DType::f32:
         case DType::i32: return 4;
         case DType::bf16: return 2;
-        case DType::e4m3:
-        case DType::e5m2:
-        case DType::u8: return 1;
+        default: return 1;  // of e2m1's eight bits four are used
     }
-    return 0;
 }
 
 const char* name_of(DType dtype) {
@@ -22,6 +19,8 @@ const char* name_of(DType dtype) {
         case DType::f64: return "fp64";
         case DType::e4m3: return "e4m3";
         case DType::e5m2: return "e5m2";
+        case DType::e2m1: return "e2m1";
+        case DType::i8: return "i8";
         case DType::i32: return "i32";
         case DType::u8: return "u8";
     }

@@ -4,7 +4,7 @@
 
 namespace train70b {
 
-enum class DType : uint8_t { f32, bf16, f64, e4m3, e5m2, i32, u8 };  // u8: codes (chapter 07)
+enum class DType : uint8_t { f32, bf16, f64, e4m3, e5m2, e2m1, i8, i32, u8 };  // u8: codes (chapter 07)
 enum class Device : uint8_t {
     cpu,
     cuda,

@@ -9,7 +9,8 @@ namespace train70b {
 Fp8Trainer::Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const Comm& ranks,
                        const TensorComms& layout, const ZeroOptions& zero_options, const Precision& precision)
     : tensor_parallel(model, layout.tensor_ranks),
-      fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)),
+      fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks,
+                    layout.data_ranks.rank())),
       zero(model, layout.data_ranks, zero_options,
            make_optimizer_of(precision.optimizer, options.adamw(), ranks,
                              layout.tensor_ranks.size() * zero_options.shards(layout.data_ranks.size()), model),

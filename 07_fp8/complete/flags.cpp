@@ -34,6 +34,7 @@ void check_precision(const Fp8Options& options, const std::string& optimizer, co
     const OptimizerEntry& entry = find_optimizer(optimizer);
     if (!entry.masters && training.dtype != "bf16")
         usage_error("--stochastic-rounding on: weights of --dtype {} need none (try --dtype bf16)", training.dtype);
+    if (training.device_kind() == Device::cuda) check_on_gpu(options, "--device cuda");
     if (entry.muon) check_muon(training.mup.has_value(), offloads);
     if (training.dtype != "fp64") return;
     if (options.recipe != "off")

@@ -5,11 +5,14 @@
 //   E4M3     1       4         3         7       448       2^-6,  2^-9               none        S.1111.111
 //   E5M2     1       5         2        15     57344       2^-14, 2^-16              S.11111.00  S.11111.{01, 10, 11}
 //   E8M0     0       8         0       127     2^127       2^-127, none              none        11111111
+//   E2M1     1       2         1         1         6       1,     0.5                none        none
 //
 // E4M3, with the longer mantissa, is for weights and activations: its largest relative rounding error is 2^-4. E5M2 has
-// the range of fp16, for gradients, and half the precision. E8M0 is for scales: powers of two, no zero.
+// the range of fp16, for gradients, and half the precision. E8M0 is for scales: powers of two, no zero. E2M1 is NVFP4's
+// data.
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -76,7 +79,7 @@ struct Float8 {
     static constexpr uint32_t kSmallestNormal = uint32_t(1 - kBias + 127) << 23;  // as the bits of an fp32
 };
 
-// The values of all 256 bit patterns.
+// The values of all 256 bit patterns; by dtype: values_of().
 template <class Format>
 inline constexpr std::array<float, 256> kValues = [] {
     std::array<float, 256> values{};
@@ -104,10 +107,45 @@ struct e8m0 {
         const bool nan = magnitude > 0x7f800000;
         bits = uint8_t(nan ? 255 : exponent >= 254 ? 254 : exponent + more);
     }
-    constexpr operator float() const {
+    constexpr operator float() const { return value(bits); }
+    static constexpr float value(uint8_t bits) {
         if (bits == 255) return std::numeric_limits<float>::quiet_NaN();
         return std::bit_cast<float>(bits == 0 ? 0x400000u : uint32_t(bits) << 23);
     }
+};
+
+// Four bits: the code's three bits of magnitude count the values 0, 0.5, 1, 1.5, 2, 3, 4, 6. All else saturates.
+struct e2m1 {
+    uint8_t bits = 0;
+
+    constexpr explicit e2m1(float x) {  // to nearest; ties go to the even code
+        const float m = x < 0 ? -x : x;
+        bits = uint8_t((m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) + (m >= 3.5f) + (m > 5) +
+                       sign(x));
+    }
+    constexpr e2m1(float x, float u) {  // up or down: with u uniform in [0, 1) the expected value is x
+        const float size = x < 0 ? -x : x, m = size < 6 ? size : 6, step = m < 2 ? 0.5f : m < 4 ? 1.0f : 2.0f;
+        const float below = float(int(m / step));
+        bits = uint8_t(e2m1((below + float(u < m / step - below)) * step).bits + sign(x));
+    }
+    constexpr operator float() const { return value(bits); }
+    static constexpr float value(uint8_t bits) {
+        const int m = bits & 7;
+        const float magnitude = m < 2 ? float(m) / 2 : float(2 + m % 2) / 2 * float(1 << (m / 2 - 1));
+        return bits & 8 ? -magnitude : magnitude;
+    }
+
+  private:
+    static constexpr int sign(float x) { return std::bit_cast<uint32_t>(x) >> 31 << 3; }
+};
+
+// Symmetric: -127 to 127.
+struct int8 {
+    int8_t bits = 0;
+
+    int8() = default;
+    explicit int8(float x) : bits(int8_t(std::nearbyint(x > 127 ? 127 : x >= -127 ? x : -127))) {}
+    static constexpr float value(uint8_t bits) { return float(int8_t(bits)); }
 };
 
 }  // namespace train70b

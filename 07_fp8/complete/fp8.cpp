@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "01_single_gpu/core/random.h"
+
 namespace train70b {
 
 std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
@@ -95,7 +97,7 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
 
 }  // namespace
 
-Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks) {
+Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks, int64_t data_rank) {
     Fp8 result;
     result.tensor_ranks_ = tensor_ranks;
     if (options.recipe == "off") return result;
@@ -125,6 +127,13 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
                        .weight = {Operand::weight, first + 1, sharded && column, sharded && !column},
                        .gradient = {Operand::gradient, first + 2, false, sharded && column},
                        .input_stays = input_stays});
+        layer->gradient.key = random_bits(linear.weights[0]->key(0), uint64_t(data_rank));
+        int64_t above = 0;
+        for (const Param* weight : linear.weights) {
+            for (int64_t r = 0; r < weight->local.rows; ++r)
+                layer->gradient.outs.push_back(above + weight->local.row_begin + r);
+            above += weight->global_shape[0];
+        }
         linear.multiply = [layer, recipe = result.recipe_](Tape& tape, const Var& x, Linear&) {
             return fp8_multiply(tape, x, layer, recipe);
         };

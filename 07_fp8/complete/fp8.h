@@ -40,12 +40,13 @@ class Fp8 {
     std::vector<std::string> left_out_;
     std::shared_ptr<Recipe> recipe_;
     Comm tensor_ranks_;
-    friend Fp8 apply_fp8(Llama&, const Fp8Options&, int64_t, const Comm&);
+    friend Fp8 apply_fp8(Llama&, const Fp8Options&, int64_t, const Comm&, int64_t);
 };
 
 // Sets Linear::multiply of the blocks' layers; call it after tensor parallelism has narrowed them. rows: of a
-// micro-batch on a rank.
-Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks = {});
+// micro-batch on a rank. data_rank: of the batch's parts, which round at random by other numbers.
+Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks = {},
+              int64_t data_rank = 0);
 
 // The linear layers of a block, and why one of this shape cannot be in 8 bits (empty: it can).
 struct LayerShape {

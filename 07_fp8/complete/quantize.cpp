@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "07_fp8/complete/formats.h"
 
@@ -14,18 +15,28 @@ const char* name_of(Scaling scaling) {
         case Scaling::row: return "row";
         case Scaling::vec128: return "1 x 128";
         case Scaling::block128: return "128 x 128";
+        case Scaling::vec32: return "1 x 32";
+        case Scaling::vec16: return "1 x 16";
+        case Scaling::block16: return "16 x 16";
     }
     return "?";
 }
 
 float largest(DType format) {
+    if (format == DType::i8) return 127;
+    if (format == DType::e2m1) return 6 * e4m3::largest();
     CHECK(format == DType::e4m3 || format == DType::e5m2, "{}", name_of(format));
     return format == DType::e4m3 ? e4m3::largest() : e5m2::largest();
 }
 
+DType scale_dtype(Scaling scaling) {
+    if (scaling == Scaling::vec32) return DType::u8;
+    return scaling == Scaling::vec16 || scaling == Scaling::block16 ? DType::e4m3 : DType::f32;
+}
+
 Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scaling, Device device, Memory kind) {
     return {Tensor({rows, cols}, format, device, kind),
-            Tensor({ScaleLayout{scaling, rows, cols}.size()}, DType::f32, device, kind), scaling};
+            Tensor({ScaleLayout{scaling, rows, cols}.size()}, scale_dtype(scaling), device, kind), scaling};
 }
 
 namespace cpu {  // quantize_cpu.cpp
@@ -45,13 +56,11 @@ decltype(train70b::scaled_matmul_into) scaled_matmul_into;
 
 namespace {
 
-bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
-
 void check_quantized(const Quantized& q, int64_t rows, int64_t cols) {
-    CHECK(is_fp8(q.data.dtype()) && q.data.rows() == rows && q.data.cols() == cols, "FP8 data {} {}, expected {} x {}",
-          name_of(q.data.dtype()), to_string(q.data.shape()), rows, cols);
-    CHECK(q.scale_inv.dtype() == DType::f32 && q.scale_inv.size() == q.layout().size(), "{} scales for {} by {}",
-          q.scale_inv.size(), to_string(q.data.shape()), name_of(q.scaling));
+    CHECK(size_of(q.data.dtype()) == 1 && q.data.rows() == rows && q.data.cols() == cols,
+          "FP8 data {} {}, expected {} x {}", name_of(q.data.dtype()), to_string(q.data.shape()), rows, cols);
+    CHECK(q.scale_inv.dtype() == scale_dtype(q.scaling) && q.scale_inv.size() == q.layout().size(),
+          "{} scales for {} by {}", q.scale_inv.size(), to_string(q.data.shape()), name_of(q.scaling));
 }
 
 }  // namespace
@@ -71,6 +80,9 @@ void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, DType format, int 
     Span span("compute_scale_inv", "op", 0, bytes_of({scale_inv, amax}));
     DISPATCH(device_of({scale_inv, amax}),
              compute_scale_inv(scale_inv, amax, std::ldexp(1.0f, margin) / largest(format)));
+    if ((format != DType::i8 && format != DType::e2m1) || amax.device() == Device::meta) return;
+    for (int64_t i = 0; i < amax.size(); ++i)
+        if (!std::isfinite(amax.data<float>()[i])) scale_inv.data<float>()[i] = NAN;
 }
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
@@ -98,8 +110,10 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
     check_quantized(b, n, k);
     CHECK(is_float(c.dtype()) && c.rows() == m && c.cols() == n, "c {} {}, expected {} x {}", name_of(c.dtype()),
           to_string(c.shape()), m, n);
-    CHECK(a.data.dtype() == DType::e4m3 || b.data.dtype() == DType::e4m3, "no product of two e5m2");
-    CHECK((a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
+    CHECK(a.data.dtype() == DType::e4m3 || b.data.dtype() != DType::e5m2, "no product of two e5m2");
+    CHECK((a.data.dtype() == DType::i8) == (b.data.dtype() == DType::i8));
+    CHECK(a.layout().width() == b.layout().width() &&
+              (a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
               (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
               !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
           "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
@@ -110,17 +124,38 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
     DISPATCH(device_of({c, a.data, a.scale_inv, b.data, b.scale_inv}), scaled_matmul_into(c, a, b, beta));
 }
 
+const std::array<float, 256>& values_of(DType format) {
+    return format == DType::e4m3   ? kValues<e4m3>
+           : format == DType::e5m2 ? kValues<e5m2>
+           : format == DType::e2m1 ? kValues<e2m1>
+                                   : kValues<int8>;
+}
+
+Tensor scales_of(const Quantized& q) {
+    const Tensor stored = converted(q.scale_inv, q.scale_inv.dtype(), Device::cpu);
+    if (stored.dtype() == DType::f32) return stored;
+    Tensor scales(stored.shape(), DType::f32, Device::cpu, Memory::workspace);
+    for (int64_t i = 0; i < stored.size(); ++i) {
+        const uint8_t bits = stored.data<uint8_t>()[i];
+        scales.data<float>()[i] =
+            q.scaling == Scaling::vec32 ? e8m0::value(bits) : kValues<e4m3>[bits] * q.tensor_scale.data<float>()[0];
+    }
+    return scales;
+}
+
 Tensor dequantized(const Quantized& q) {
-    const Tensor data = converted(q.data, q.data.dtype(), Device::cpu);
-    const Tensor scale_inv = converted(q.scale_inv, DType::f32, Device::cpu);
+    const Tensor data = converted(q.data, q.data.dtype(), Device::cpu), scales = scales_of(q);
     Tensor x(data.shape(), DType::f32, Device::cpu, Memory::workspace);
     const ScaleLayout layout = q.layout();
-    const auto& values = q.data.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;
-    for (int64_t r = 0; r < layout.rows; ++r)
-        for (int64_t c = 0; c < layout.cols; ++c) {
-            const int64_t i = r * layout.cols + c;
-            x.data<float>()[i] = values[data.data<uint8_t>()[i]] * scale_inv.data<float>()[layout.index(r, c)];
+    const auto& values = values_of(q.data.dtype());
+    cpu::parallel_rows(layout.rows, layout.cols, [&, cols = layout.cols](int64_t r) {
+        const uint8_t* from = data.data<uint8_t>() + r * cols;
+        float* to = x.data<float>() + r * cols;
+        for (int64_t begin = 0; begin < cols; begin += layout.width()) {
+            const float scale = scales.data<float>()[layout.index(r, begin)];
+            for (int64_t c = begin; c < std::min(cols, begin + layout.width()); ++c) to[c] = values[from[c]] * scale;
         }
+    });
     return x;
 }
 

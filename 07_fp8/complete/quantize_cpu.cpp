@@ -13,7 +13,7 @@ namespace {
 
 template <class Body>
 void with_format(DType dtype, Body&& body) {
-    dtype == DType::e4m3 ? body(e4m3{}) : body(e5m2{});
+    dtype == DType::e4m3 ? body(e4m3{}) : dtype == DType::e5m2 ? body(e5m2{}) : body(int8{});
 }
 
 constexpr int64_t kTile = 128;  // rows and columns of x per tile: one scale block, which fits the cache
@@ -80,27 +80,27 @@ void transpose_fp8(Tensor& to, const Tensor& from) {
 }
 
 namespace {
-Tensor dequantize(const Quantized& q) {
-    Tensor x(q.data.shape(), DType::f32, Device::cpu, Memory::workspace);
-    const ScaleLayout layout = q.layout();
-    with_format(q.data.dtype(), [&](auto format) {
-        const uint8_t* data = q.data.data<uint8_t>();
-        const float* scale_inv = q.scale_inv.data<float>();
-        float* p = x.data<float>();
-        for_tiles(q.data, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
-            for (int64_t r = r0; r < r1; ++r) {
-                const float factor = scale_inv[layout.index(r, c0)];
-                for (int64_t c = c0; c < c1; ++c)
-                    p[r * layout.cols + c] = kValues<decltype(format)>[data[r * layout.cols + c]] * factor;
+// Sums in 64 bits: exact.
+void int8_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
+    const int64_t k = a.data.cols(), n = b.data.rows();
+    const int8_t *x = a.data.data<int8_t>(), *y = b.data.data<int8_t>();
+    with_float(c.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        parallel_rows(a.data.rows(), n * k, [&](int64_t row) {
+            T* to = c.data<T>() + row * n;
+            for (int64_t col = 0; col < n; ++col) {
+                const int64_t sum = std::inner_product(x + row * k, x + (row + 1) * k, y + col * k, int64_t(0));
+                const double scaled = double(sum) * a.scale_inv.data<float>()[row] * b.scale_inv.data<float>()[col];
+                to[col] = T(float(beta == 0 ? scaled : scaled + beta * double(to[col])));
             }
         });
     });
-    return x;
 }
 }  // namespace
 
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
-    cpu::matmul_into(c, dequantize(a), dequantize(b), Transpose::b, beta, Rows::fixed);
+    if (a.data.dtype() == DType::i8) return int8_matmul_into(c, a, b, beta);
+    cpu::matmul_into(c, dequantized(a), dequantized(b), Transpose::b, beta, Rows::fixed);
 }
 
 }  // namespace train70b::cpu

@@ -24,7 +24,10 @@ const std::vector<Fp8Recipe>& fp8_recipes() {
         {"current", "one scale per tensor, from its current amax", make<CurrentScaling>},
         {"delayed", "one scale per tensor, from the amaxes of earlier steps", make<DelayedScaling>},
         {"rowwise", "one scale per row, from its current amax", make<RowwiseScaling>},
-        {"blockwise", "one scale per 1 x 128 or 128 x 128 elements, from their current amax", make<BlockwiseScaling>}};
+        {"blockwise", "one scale per 1 x 128 or 128 x 128 elements, from their current amax", make<BlockwiseScaling>},
+        {"mxfp8", "a power of two per 1 x 32 elements", make<Mxfp8Scaling>, false},
+        {"nvfp4", "E2M1 data, an E4M3 scale per 16 elements and one per tensor", make<Nvfp4Scaling>, false},
+        {"int8", "integers, one scale per row", make<Int8Scaling>, false}};
     return list;
 }
 
@@ -34,19 +37,26 @@ std::vector<std::string> fp8_values() {
     return values;
 }
 
+void check_on_gpu(const Fp8Options& options, const std::string& device) {
+    if (options.recipe != "off" && !find_entry(fp8_recipes(), "--fp8", options.recipe).on_gpu)
+        usage_error("--fp8 {}: not supported with {}, only on CPUs (try --fp8 blockwise)", options.recipe, device);
+}
+
 std::unique_ptr<Recipe> make_recipe(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks) {
+    if (device == Device::cuda) check_on_gpu(options, "--device cuda");
     return find_entry(fp8_recipes(), "--fp8", options.recipe).make(options, operands, device, ranks);
 }
 
-namespace {
-QuantizedPair allocate(const Tensor& x, Usage usage, DType format, Scaling scaling, Memory kind) {
+QuantizedPair CurrentScaling::allocate(const Operand& operand, const Tensor& x, Usage usage, Memory kind) const {
     QuantizedPair pair;
-    if (usage != Usage::columnwise) pair.rowwise = make_quantized(x.rows(), x.cols(), format, scaling, x.device());
-    if (usage != Usage::rowwise)
-        pair.columnwise = make_quantized(x.cols(), x.rows(), format, scaling, x.device(), kind);
+    const DType type = format(operand.role);
+    const Scaling by = scaling(operand.role);
+    if (usage != Usage::columnwise) pair.rowwise = make_quantized(x.rows(), x.cols(), type, by, x.device());
+    if (usage != Usage::rowwise) pair.columnwise = make_quantized(x.cols(), x.rows(), type, by, x.device(), kind);
     return pair;
 }
 
+namespace {
 // Whether the elements that share a scale are sharded over the ranks: of x, of x^T.
 std::pair<bool, bool> spans_ranks(const Operand& operand, Scaling by) {
     if (by == Scaling::row) return {operand.cols_sharded, operand.rows_sharded};
@@ -58,7 +68,7 @@ std::pair<bool, bool> spans_ranks(const Operand& operand, Scaling by) {
 QuantizedPair CurrentScaling::quantize(const Operand& operand, const Tensor& x, Usage usage, bool, Memory kind) {
     const DType type = format(operand.role);
     const Scaling by = scaling(operand.role);
-    QuantizedPair pair = allocate(x, usage, type, by, kind);
+    QuantizedPair pair = allocate(operand, x, usage, kind);
     if (by == Scaling::tensor && pair.rowwise && pair.columnwise) pair.columnwise.scale_inv = pair.rowwise.scale_inv;
     const bool one_scale = by == Scaling::tensor && pair.rowwise;
     // What is not known must be computed, and exchanged where ranks have a part each.
@@ -83,7 +93,7 @@ QuantizedPair CurrentScaling::quantize(const Operand& operand, const Tensor& x, 
 }
 
 void CurrentScaling::weights_changed(const std::vector<WeightOperand>& weights) {
-    const Scaling by = scaling(Operand::weight);
+    const Scaling by = exchanged();
     // Calls body(amax, size) for all that the ranks exchange.
     const auto for_each = [&](const std::function<void(Tensor&, int64_t)>& body) {
         for (const auto& [operand, weight] : weights) {

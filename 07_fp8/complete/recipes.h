@@ -6,10 +6,15 @@
 //     rowwise     one per row, from its current amax: a token with large values does not reduce the precision of others
 //     blockwise   one per 1 x 128 of activations and gradients, one per 128 x 128 of weights, from the current amax
 //                 (DeepSeek-V3, section 3.3); so local that gradients do not need E5M2's range, and all data is E4M3
+//     mxfp8       a power of two, rounded up, per 1 x 32; all data is E4M3 (OCP Microscaling; Mishra et al. 2025)
+//     nvfp4       E2M1 data: an E4M3 scale per 1 x 16, of weights per 16 x 16, and one of the tensor; gradients are
+//                 rounded at random, both operands of dW transformed by hadamard16 (NVIDIA 2025, arXiv 2509.25149)
+//     int8        as rowwise, of integers
 //
 // A product sums over the columns of its two operands, and scales may change along the sum only every 128 terms. So a
 // tensor and its transpose have different row-wise and block-wise scales, and both are quantized from the tensor.
 #include <deque>
+#include <map>
 #include <memory>
 
 #include "01_single_gpu/complete/roles.h"
@@ -31,7 +36,9 @@ struct Operand {
     enum Role { input, weight, gradient } role = input;
     int64_t index = 0;  // among all operands of this rank's model, three per layer in the order of the roles
     bool rows_sharded = false, cols_sharded = false;  // over the tensor-parallel ranks
-    Tensor amax, amax_t;  // over all ranks, of x and x^T, where Recipe::weights_changed() has exchanged them
+    Tensor amax, amax_t;        // over all ranks, of x and x^T, where Recipe::weights_changed() has exchanged them
+    uint64_t key = 0;           // of a gradient's random numbers: of the layer and the data-parallel rank
+    std::vector<int64_t> outs;  // of a gradient's columns: their indices in the full tensor; empty: 0, 1, 2 ...
 };
 struct WeightOperand {
     Operand* operand;
@@ -70,7 +77,10 @@ struct Fp8Recipe {
     // operands: of the model, on this rank. tensor_ranks: over which layers are sharded.
     std::unique_ptr<Recipe> (*make)(const Fp8Options& options, int64_t operands, Device device,
                                     const Comm& tensor_ranks);
+    bool on_gpu = true;
 };
+// Usage error for a recipe that GPUs do not have here; device: "--device cuda".
+void check_on_gpu(const Fp8Options& options, const std::string& device);
 const std::vector<Fp8Recipe>& fp8_recipes();
 std::vector<std::string> fp8_values();  // of --fp8: off, and the names of all recipes
 std::unique_ptr<Recipe> make_recipe(const Fp8Options& options, int64_t operands, Device device,
@@ -85,6 +95,8 @@ class CurrentScaling : public Recipe {
     void weights_changed(const std::vector<WeightOperand>& weights) override;
 
   protected:
+    QuantizedPair allocate(const Operand& operand, const Tensor& x, Usage usage, Memory kind) const;
+    virtual Scaling exchanged() const { return scaling(Operand::weight); }  // the weights' amaxes
     const Comm ranks_;
 
   private:
@@ -103,6 +115,37 @@ class BlockwiseScaling : public CurrentScaling {  // scales.cpp
     DType format(Operand::Role role) const override;
     Scaling scaling(Operand::Role role) const override;
     int64_t divisor() const override { return 128; }
+};
+
+class Mxfp8Scaling : public CurrentScaling {  // microscaling.cpp
+  public:
+    using CurrentScaling::CurrentScaling;
+    QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
+    DType format(Operand::Role) const override { return DType::e4m3; }
+    Scaling scaling(Operand::Role) const override { return Scaling::vec32; }
+    int64_t divisor() const override { return 32; }
+};
+
+class Nvfp4Scaling : public CurrentScaling {  // microscaling.cpp
+  public:
+    using CurrentScaling::CurrentScaling;
+    QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
+    void begin_step(int64_t step) override;
+    DType format(Operand::Role) const override { return DType::e2m1; }
+    Scaling scaling(Operand::Role role) const override {
+        return role == Operand::weight ? Scaling::block16 : Scaling::vec16;
+    }
+
+  private:
+    Scaling exchanged() const override { return Scaling::tensor; }
+    int64_t step_ = 0;
+    std::map<int64_t, uint64_t> passes_;  // by operand: backward passes in this step
+};
+
+class Int8Scaling : public RowwiseScaling {
+  public:
+    using RowwiseScaling::RowwiseScaling;
+    DType format(Operand::Role) const override { return DType::i8; }
 };
 
 // Scales from the largest amax of the last `history` steps. An operand without a history is scaled by its current amax.

@@ -8,7 +8,8 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
                         int64_t tensor_ranks, int64_t recompute_every) {
     const int64_t a = size_of(dtype), E = c.hidden, F = c.ffn / tensor_ranks;
     const auto saved = [&](int64_t in) {  // a byte and a share of a scale instead of a bytes
-        return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
+        const Scaling by = recipe.scaling(Operand::input);
+        return (a - 1) * rows * in - size_of(scale_dtype(by)) * ScaleLayout{by, in, rows}.size();
     };
     const ActivationFormula f =
         activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false, 0, recompute_every});

@@ -12,7 +12,7 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
       context(context_layout(config, o)),
       tensor_parallel(model, ranks.tp, config.tensor),
       expert_parallel(model, {ranks.tp, ranks.cp, ranks.ep}, context),
-      fp8(apply_fp8(model, config.fp8, o.micro_batch * o.seq_len / config.mesh.cp, ranks.tp)),
+      fp8(apply_fp8(model, config.fp8, o.micro_batch * o.seq_len / config.mesh.cp, ranks.tp, ranks.dp_cp.rank())),
       zero(model, ranks.dp_cp, config.zero,
            make_optimizer_of(config.optimizer, o.adamw(), world,
                              config.mesh.tp * config.zero.shards(ranks.dp_cp.size()), model),

@@ -178,6 +178,7 @@ class Planner {
         if (!(reserve_gb_ * 1e9 < cluster_.device.memory_bytes))
             usage_error("--reserve-gb {}: each {} has {} GB", reserve_gb_, cluster_.device.name,
                         gigabytes(cluster_.device.memory_bytes));
+        check_on_gpu(request_.fp8, "--cluster " + cluster_file_);
         if (request_.fp8.recipe != "off" && !(cluster_.device.peak_fp8 > 0))
             usage_error("--fp8 {}: a {} has no FP8 products (try --fp8 off)", request_.fp8.recipe,
                         cluster_.device.name);

@@ -10,6 +10,7 @@ PRECISIONS = {"fp32 gradients, AdamW": "fp32", "bf16 gradients": "bf16",
               "and FP8": "bf16 --optimizer adamw8bit --fp8 current",
               "and the optimizer offloaded": "bf16 --optimizer adamw8bit --fp8 current --offload optimizer"}
 DEVICE = 80  # GB
+RECIPES = "current", "delayed", "rowwise", "blockwise", "mxfp8", "nvfp4", "int8"
 
 
 def large_model(runs):
@@ -37,7 +38,7 @@ def by_step(runs, program, common, variants, file, value):
 
 def fp8_loss(runs):
     """training losses of bf16, of every recipe, of 8-bit moments and of bf16 with other seeds"""
-    flags = {"bf16": "off", **{name: name for name in ("current", "delayed", "rowwise", "blockwise")},
+    flags = {"bf16": "off", **{name: name for name in RECIPES},
              "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit",
              **{f"bf16, seed {seed}": f"off --seed {seed}" for seed in range(2, 6)}}
     return by_step(runs, PROGRAM, "--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8", flags, "{}.jsonl",
@@ -57,8 +58,7 @@ def recipes(runs):
 
 def precisions(runs):
     rows = []
-    for flags in ("--fp8 off", "--fp8 off --optimizer adamw8bit", "--fp8 current", "--fp8 delayed", "--fp8 rowwise",
-                  "--fp8 blockwise"):
+    for flags in ("--fp8 off", "--fp8 off --optimizer adamw8bit", *(f"--fp8 {name}" for name in RECIPES)):
         run = runs.run(1, PROGRAM, f"--dtype bf16 --steps 2 {flags}")
         measured, (states, activations) = run.row("bytes of rank 0"), run.row("bytes of rank 0", 1)
         rows.append([measured[0], *measured[1:3], *map(beside, measured[3:5], (states, activations))])

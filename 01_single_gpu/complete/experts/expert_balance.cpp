@@ -31,7 +31,7 @@ ExpertBalance::ExpertBalance(Llama& model) : model_(model) {
         if (Experts* experts = experts_of(block)) layers_.push_back(experts);
 }
 
-void ExpertBalance::begin_step() {
+void ExpertBalance::begin_step(int64_t) {
     if (layers_.empty()) return;
     if (!losses_) losses_ = Tensor({int64_t(layers_.size()), 2}, DType::f64, model_.options.device, Memory::workspace);
     fill(losses_, 0);

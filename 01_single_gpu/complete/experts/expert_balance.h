@@ -33,7 +33,7 @@ inline void update_bias(std::vector<float>& bias, const std::vector<double>& slo
 class ExpertBalance : public StepState {
   public:
     explicit ExpertBalance(Llama& model);  // which must outlive it
-    void begin_step() override;
+    void begin_step(int64_t) override;
     // Sums the loads over the ranks that hold the same experts, changes biases and fractions, and adds an ExpertReport.
     void end_step(const Groups& groups, StepReport& report, bool updated) override;
     Rows rows() const override;
