@@ -357,8 +357,9 @@ def fp8_loss(rows, window=20):
     axis.fill_between(steps, *([end(each) for each in zip(*seeds)] for end in (min, max)), color="#dddddd", lw=0,
                       label=f"bf16, {len(seeds)} other seeds")
     for (name, values), colour, dashes in zip(sorted(recipes.items(), key=lambda item: -item[1][-1]),
-                                              (style.PURPLE, style.BLUE, style.GREEN, style.CYAN, style.RED, "black"),
-                                              ("-", "--", "-.", "-", "--", ":")):
+                                              (style.PURPLE, style.BLUE, style.GREEN, style.CYAN, style.RED, "black",
+                                               style.YELLOW, style.BLUE, style.GREEN),
+                                              ("-", "--", "-.", "-", "--", ":", "-", ":", ":")):
         axis.plot(steps, values, dashes, color=colour, lw=1.4, label=name)
     axis.axhline(0, color="black", lw=0.6)
     axis.set(xlabel="step", ylabel=f"loss − loss of bf16, mean of {window} steps", xlim=(0, steps[-1]))

@@ -211,7 +211,7 @@ TEST_CASE("amaxes that tensor-parallel ranks exchange once per step, after resum
     TrainOptions o = shape(text);
     o.model.hidden = o.model.ffn = 64;
     int64_t number = 0;
-    for (const std::string recipe : {"current", "rowwise"})
+    for (const std::string recipe : {"current", "rowwise", "nvfp4"})
         for (const int stage : {0, 1, 2, 3}) {
             if (!in_quarter(number++)) continue;
             const SharedFolder shared;
