@@ -25,7 +25,7 @@ def levels():
     return {"exp_avg": np.float32([-x for x in first[:0:-1]] + first), "exp_avg_sq": np.float32(second)}
 
 
-LEVELS, DTYPES = levels(), {"F64": "<f8", "F32": "<f4", "U8": "u1"}
+LEVELS, DTYPES = levels(), {"F64": "<f8", "F32": "<f4", "BF16": "<u2", "U8": "u1"}
 NAME = re.compile(r"(\w+)/(.+)\[(\d+):(\d+)(?:,(\d+):(\d+))?\]")
 
 
@@ -87,6 +87,8 @@ class Checkpoint:
                 else:
                     block = (r - r0) * ((c1 - c0 + 254) // 256 + 1) + (r * width + c) // 256 - (r * width + c0) // 256
                 values = scale[block] * LEVELS[state][values.reshape(block.shape)]
+            if values.dtype == np.uint16:  # BF16: the upper half of an fp32
+                values = (values.astype(np.uint32) << 16).view(np.float32)
             full[r0:r1, c0:c1] = values.reshape(r1 - r0, c1 - c0)
             missing -= values.size
         if missing != 0:

@@ -162,7 +162,7 @@ TEST_CASE("tied embeddings with 8-bit moments, from two stages to four: within r
     EXPECT_EVERYWHERE(apart <= 2e-5);
 }
 
-TEST_CASE("bf16 without fp32 copies, from ZeRO-3 to ZeRO-1: the uninterrupted run's bits") {
+TEST_CASE("bf16 without fp32 copies, from ZeRO-1 to ZeRO-0: the uninterrupted run's bits") {
     const Text text;
     const SharedFolder shared;
     TrainOptions o = shape(text);
@@ -170,7 +170,8 @@ TEST_CASE("bf16 without fp32 copies, from ZeRO-3 to ZeRO-1: the uninterrupted ru
     ParallelConfig from{.mesh = {.dp = 8}}, to = from;
     from.optimizer = to.optimizer = kStochasticRounding;
     from.fp8.recipe = to.fp8.recipe = "delayed";  // rows of fp32 in the same file
-    from.zero.stage = 3, to.zero.stage = 1;
+    o.model.hidden = o.model.ffn = 64, o.model.vocab = 256;
+    from.zero.stage = 1, to.zero.stage = 0;
     const std::vector<double> a = last(history_of(o, to, {}), 6);
     history_of(o, from, {.dir = shared / "d", .stop_after = 3});
     EXPECT_EVERYWHERE(history_of(o, to, {.dir = shared / "d", .resume = true}) == a);

@@ -88,8 +88,8 @@ Matrix one_scale(const Matrix& x, double amax) {
     return rounded;
 }
 
-// MXFP8 with the OCP's scales (Microscaling Formats v1.0, section 6.3): the exponent of the largest magnitude of 32 less
-// that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off.
+// MXFP8 with the OCP's scales (Microscaling Formats v1.0, section 6.3): the exponent of the largest magnitude of 32
+// less that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off.
 inline Matrix mxfp8_floor(const Matrix& x, int64_t, Operand::Role) {
     Matrix rounded(x.size());
     for (size_t begin = 0; begin < x.size(); begin += 32) {

@@ -334,7 +334,7 @@ JSON_FILES += [Case(program, flags, says, {**ODD, **FILES}) for program, flags, 
     (LAST, SIMULATE + "--device-csv o.csv", "--device-csv o.csv: has no op"),
     (LAST, SIMULATE + "--trace my.json", "--trace my.json: would overwrite my.json"),
     (LAST, FAKE + "--simulate a100.json --dtype bf16 --fp8 current", "--fp8 current: A100 of --simulate a100.json"),
-    (LAST, FAKE + "--simulate a100.json --dtype bf16 --fp8 mxfp8", "--fp8 mxfp8: not supported with --simulate a100.json"),
+    (LAST, FAKE + "--simulate a100.json --dtype bf16 --fp8 mxfp8", "--fp8 mxfp8: not supported with --simulate"),
     ("plan", "--cluster a100.json --fp8 current", "--fp8 current: a A100"), ("plan", "--csv fifo", "--csv fifo: is a"),
     *(("plan", f"--tp-efficiency {path}", f"--tp-efficiency {path}: {why}") for path, why in (
         ("nowhere", "cannot be read"), ("fifo", "is not a regular file"), ("one.json", "has no link"))),

@@ -117,7 +117,7 @@ class RunControl {
 class StepState {
   public:
     virtual ~StepState() = default;
-    virtual void next_step() {}   // before every step but the first
+    virtual void next_step() {}                                // before every step but the first
     virtual void begin_step([[maybe_unused]] int64_t step) {}  // before the forward pass
     // After the update, if there was one: may add to the report. Collective.
     virtual void end_step(const Groups&, StepReport&, [[maybe_unused]] bool updated) {}

@@ -25,7 +25,7 @@ Comm connect(Device device);
 
 int64_t ranks_on_this_node();
 std::vector<std::string> gather_words(std::string local);  // in rank order, on rank 0; elsewhere empty. Collective.
-std::vector<std::string> hosts_of_ranks();  // their names
+std::vector<std::string> hosts_of_ranks();                 // their names
 
 // Selects this rank's GPU: those of a node take them in turn. Collective, before any allocation; connect() calls it.
 void select_gpu();

@@ -1,7 +1,7 @@
 #pragma once
-// AdamW whose weights and moments are bf16 and have no fp32 copy: 6 bytes per parameter instead of 14. An update smaller
-// than half a unit in the last place, 2^-9 of the weight, would be lost in rounding to nearest; with stochastic rounding
-// (Gupta et al. 2015; Zamirai et al. 2020) it is made as often as it is large, so that the mean is right:
+// AdamW on bf16 weights and moments without fp32 copies: 6 bytes per parameter instead of 14. An update of less
+// than half a unit in the last place, 2^-9 of the weight, would be lost in rounding to nearest; with stochastic
+// rounding (Gupta et al. 2015; Zamirai et al. 2020) it is made as often as it is large, so that the mean is right:
 //
 //     bf16 = upper half of (bits of the fp32 + a random number of 16 bits)
 //

@@ -16,7 +16,7 @@ enum class Scaling {
 };
 
 // The index of element (r, c)'s scale in scale_inv. The layouts are cuBLASLt's: vec128 has the row index innermost,
-// block128 pads its rows of scales to a multiple of 4; those of the last three, which only CPUs multiply, are row-major.
+// block128 pads its rows of scales to a multiple of 4; those of the last three, for CPUs alone, are row-major.
 struct ScaleLayout {
     Scaling scaling;
     int64_t rows, cols;
