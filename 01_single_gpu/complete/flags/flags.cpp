@@ -103,7 +103,13 @@ Flags::Flags(const std::string& description)
     app_->config_formatter(std::make_shared<ConfigFile>());
     app_->set_config("--config", "", "read flags from this file, a line NAME = VALUE each; the command line's win")
         ->type_name("FILE.toml")
-        ->configurable(false);
+        ->configurable(false)
+        ->check([](const std::string& path) {  // to open a FIFO would wait for its other end
+            std::error_code error;
+            if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+                usage_error("--config {}: is not a regular file", path);
+            return std::string();
+        });
     app_->allow_config_extras(CLI::config_extras_mode::error);
     app_->add_flag("--print-config")
         ->description("print the flags that are given, as --config reads them, and exit")
