@@ -3,13 +3,9 @@
 namespace train70b {
 
 int64_t size_of(DType dtype) {
-    switch (dtype) {
-        case DType::f64: return 8;
-        case DType::f32:
-        case DType::i32: return 4;
-        case DType::bf16: return 2;
-        default: return 1;  // of e2m1's eight bits four are used
-    }
+    constexpr uint8_t kSizes[] = {4, 2, 8, 1, 1, 1, 1, 4, 1};  // in the order of DType; of e2m1's bits four are used
+    static_assert(sizeof kSizes == size_t(DType::u8) + 1, "a size for each");
+    return kSizes[size_t(dtype)];
 }
 
 const char* name_of(DType dtype) {

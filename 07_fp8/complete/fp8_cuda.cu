@@ -169,8 +169,12 @@ cublasLtMatmulMatrixScale_t scale_mode(Scaling scaling) {
         case Scaling::tensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
         case Scaling::row: return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
         case Scaling::vec128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-        default: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;  // small blocks are not on GPUs
+        case Scaling::block128: break;
+        case Scaling::vec32:
+        case Scaling::vec16:
+        case Scaling::block16: CHECK(false, "{} on a GPU", name_of(scaling));  // check_on_gpu() has refused them
     }
+    return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
 // ---- 8-bit AdamW: a warp for a block of moments, 8 of them a thread -------------------------------------------------

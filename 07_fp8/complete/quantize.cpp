@@ -56,8 +56,12 @@ decltype(train70b::scaled_matmul_into) scaled_matmul_into;
 
 namespace {
 
+bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
+
 void check_quantized(const Quantized& q, int64_t rows, int64_t cols) {
-    CHECK(size_of(q.data.dtype()) == 1 && q.data.rows() == rows && q.data.cols() == cols,
+    const DType format = q.data.dtype();
+    CHECK((is_fp8(format) || format == DType::e2m1 || format == DType::i8) && q.data.rows() == rows &&
+              q.data.cols() == cols,
           "FP8 data {} {}, expected {} x {}", name_of(q.data.dtype()), to_string(q.data.shape()), rows, cols);
     CHECK(q.scale_inv.dtype() == scale_dtype(q.scaling) && q.scale_inv.size() == q.layout().size(),
           "{} scales for {} by {}", q.scale_inv.size(), to_string(q.data.shape()), name_of(q.scaling));
@@ -110,8 +114,9 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
     check_quantized(b, n, k);
     CHECK(is_float(c.dtype()) && c.rows() == m && c.cols() == n, "c {} {}, expected {} x {}", name_of(c.dtype()),
           to_string(c.shape()), m, n);
-    CHECK(a.data.dtype() == DType::e4m3 || b.data.dtype() != DType::e5m2, "no product of two e5m2");
-    CHECK((a.data.dtype() == DType::i8) == (b.data.dtype() == DType::i8));
+    const DType of_a = a.data.dtype(), of_b = b.data.dtype();
+    CHECK(of_a == of_b ? of_a != DType::e5m2 : is_fp8(of_a) && is_fp8(of_b), "no product of {} and {}", name_of(of_a),
+          name_of(of_b));
     CHECK(a.layout().width() == b.layout().width() &&
               (a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
               (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
