@@ -305,7 +305,7 @@ TEST_CASE("bf16 without fp32 copies: any pieces of a matrix have the whole's bit
     const auto run = [&](const GlobalIndex& at, int64_t size) {
         std::vector<double> weights, grads;
         std::vector<size_t> places;
-        for (int64_t i = 0; i < size; ++i) places.push_back(size_t(global_element(at, i)));
+        for (int64_t i = 0; i < size; ++i) places.push_back(size_t(at.of(i)));
         for (const size_t place : places) weights.push_back(w[place]), grads.push_back(g[place]);
         const Piece piece = make_piece(weights, grads, DType::bf16);
         AdamWBf16 adamw({piece.segment(at)}, {});

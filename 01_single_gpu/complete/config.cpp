@@ -242,7 +242,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
 
     // Batch indices (3 x 4 bytes, with windows 4 x 4) and the end of the residual stream: the final norm's input, later
     // its gradient.
-    const double fixed = (c.window > 0 && c.window < seq_len ? 4 : 3) * 4 + a * E;
+    const double fixed = (c.hides_keys(seq_len) ? 4 : 3) * 4 + a * E;
     // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms. By chunks:
     // the logits of some of the rows, and the gradient of these once more.
     const double part = double(divided.loss_chunk) / double(batch * seq_len);

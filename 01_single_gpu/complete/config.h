@@ -80,6 +80,8 @@ struct LlamaConfig {
     Rope rope() const;
 
     bool has_window(int64_t layer) const { return window > 0 && (windowed.empty() || windowed[size_t(layer)]); }
+    int64_t window_of(int64_t layer) const { return has_window(layer) ? window : 0; }
+    bool hides_keys(int64_t seq_len) const { return window > 0 && window < seq_len; }
     double window_share() const;  // of the layers
     // Twice the keys that a token sees, in the mean of the layers and of a sequence's tokens; without windows seq_len.
     double attended(double seq_len) const;

@@ -16,9 +16,8 @@ struct Batch {
     // Of attention's queries on this rank, in the order of attention's rows; positions restart at them. Empty: every
     // sequence is one document.
     DocumentStarts document_starts;
-    DocumentStarts
-        window_starts;  // in layers with a window: the first key in it and the document; empty: none is outside
-    Tensor order;       // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
+    DocumentStarts window_starts;  // in layers with a window: of it and the document; empty: it hides no key
+    Tensor order;                  // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
     // (query, key) of the whole sequences, all ranks together, in the mean of the layers; 0 without document_starts
     double document_pairs = 0;
     int64_t whole_len = 0;      // tokens of a sequence, all ranks together

@@ -26,7 +26,7 @@ Var FeedForward::operator()(Tape& tape, const Var& x, const Batch&, const Tensor
 }
 
 Block::Block(const LlamaConfig& c, int64_t layer, double init_std)
-    : rope_(c.rope()), eps_(c.norm_eps), window_(c.has_window(layer) ? c.window : 0) {
+    : rope_(c.rope()), eps_(c.norm_eps), window_(c.window_of(layer)) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);

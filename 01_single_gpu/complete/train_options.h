@@ -74,11 +74,11 @@ struct TrainOptions {
     bool dry_run = false;                          // book memory, compute nothing
     bool append_metrics = false;                   // to the file of the run that this one continues
 
-    LrSchedule schedule() const;                                                     // at(sizes()->position(step))
-    std::shared_ptr<const StepSizes> sizes() const;                                  // never null
-    bool has_windows() const { return model.window > 0 && model.window < seq_len; }  // that hide a key
-    bool masks_keys() const { return document_token || has_windows(); }              // beside those after a query
-    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    LrSchedule schedule() const;                     // at(sizes()->position(step))
+    std::shared_ptr<const StepSizes> sizes() const;  // never null
+    Llama::Options llama() const;                    // dtype, device, recompute, initial values
+    // Whether attention leaves out keys beside those after a query.
+    bool masks_keys() const { return document_token || model.hides_keys(seq_len); }
     AdamW::Hyper adamw() const;
     Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
     AttentionBy attention_by() const;

@@ -18,9 +18,7 @@ void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std) {
         T* p = x.data<T>();
         parallel_ranges(x.size(), 1024, [=](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) {
-                const int64_t row = (index.offset + i) / index.cols, col = (index.offset + i) % index.cols;
-                const uint64_t global = (index.row_begin + row) * index.global_cols + index.col_begin + col;
-                const uint64_t bits = random_bits(key, global);
+                const uint64_t bits = random_bits(key, index.of(i));
                 const double u1 = (double(bits >> 32) + 0.5) * 0x1p-32, u2 = double(bits & 0xffffffff) * 0x1p-32;
                 const double normal = std::sqrt(-2 * std::log(u1)) * std::cos(2 * std::numbers::pi * u2);
                 p[i] = T(float(std * normal));

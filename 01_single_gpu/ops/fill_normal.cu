@@ -12,9 +12,7 @@ template <class T>
 __global__ void fill_normal_kernel(T* x, int64_t n, uint64_t key, GlobalIndex index, float std) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const int64_t row = (index.offset + i) / index.cols, col = (index.offset + i) % index.cols;
-    const uint64_t global = (index.row_begin + row) * index.global_cols + index.col_begin + col;
-    const uint64_t bits = random_bits(key, global);
+    const uint64_t bits = random_bits(key, index.of(i));
     const double u1 = (double(bits >> 32) + 0.5) * 0x1p-32, u2 = double(bits & 0xffffffff) * 0x1p-32;
     x[i] = from_float<T>(float(std * (sqrt(-2 * log(u1)) * cos(2 * std::numbers::pi * u2))));
 }

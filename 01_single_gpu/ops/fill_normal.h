@@ -9,6 +9,10 @@ namespace train70b {
 // the rectangle's (r, c) is the global element (row_begin + r) * global_cols + col_begin + c.
 struct GlobalIndex {
     int64_t row_begin = 0, col_begin = 0, cols = 1, global_cols = 1, offset = 0;
+    constexpr uint64_t of(int64_t i) const {  // element i
+        const int64_t row = (offset + i) / cols, col = (offset + i) % cols;
+        return uint64_t((row_begin + row) * global_cols + col_begin + col);
+    }
 };
 
 // x_i = std * normal(key, global index of i), with a counter-based generator: SplitMix64's mixing function gives two

@@ -58,12 +58,12 @@ ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, 
 
 std::vector<int> ring_steps(const ContextLayout& ring, int64_t chunk_len, int64_t window) {
     const auto is_seen = [&](int64_t query, int64_t key) {  // indices of chunks
-        return key <= query && (window == 0 || (query - key - 1) * chunk_len + 2 <= window);
+        return key <= query && (query - key - 1) * chunk_len + 2 <= window;
     };
     std::vector<int> steps;
     for (int64_t step = 0; step < ring.ranks; ++step) {
-        bool some = false;
-        for (int64_t rank = 0; rank < ring.ranks; ++rank)
+        bool some = window == 0;
+        for (int64_t rank = 0; rank < ring.ranks && !some; ++rank)
             for (int64_t query = 0; query < ring.chunks; ++query)
                 for (int64_t key = 0; key < ring.chunks; ++key)
                     some = some || is_seen(ring.chunk_index(rank, query),

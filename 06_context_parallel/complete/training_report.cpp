@@ -15,9 +15,9 @@ static double share_recomputed(const TrainOptions& o) {
 static ContextTraffic mean_traffic(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout) {
     ContextTraffic sum;
     for (int64_t layer = 0; layer < o.model.layers; ++layer) {
-        const ContextTraffic one = context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype,
-                                                   recompute_in(layer, types.recompute, o.recompute_every),
-                                                   o.model.has_window(layer) ? o.model.window : 0);
+        const ContextTraffic one =
+            context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype,
+                            recompute_in(layer, types.recompute, o.recompute_every), o.model.window_of(layer));
         sum.ring += one.ring, sum.ulysses += one.ulysses, sum.gather += one.gather;
     }
     return {sum.ring / o.model.layers, sum.ulysses / o.model.layers, sum.gather / o.model.layers};
@@ -109,7 +109,7 @@ Table document_table(const std::string& name, const AttentionWork& work, const C
     const double elements = double(options.model.layers * options.model.q_width());
     std::vector<Cell> cells = {name};
     std::vector<double> without;
-    const double share = options.has_windows() ? options.model.window_share() : 0;
+    const double share = options.model.hides_keys(options.seq_len) ? options.model.window_share() : 0;
     const std::vector<int32_t> windows =
         window_starts(std::vector<int32_t>(size_t(options.seq_len)), std::max<int64_t>(options.model.window, 1));
     for (int64_t rank = 0; rank < ranks; ++rank) {

@@ -18,7 +18,7 @@ void adamw_bf16(Tensor& param, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor
             const float v_new = f.beta2 * float(v[i]) + (1 - f.beta2) * gradient * gradient;
             const float w =
                 float(p[i]) * f.keep - f.step_size * m_new / (std::sqrt(v_new) * f.inv_sqrt_correction2 + f.eps);
-            const uint64_t noise = random_bits(key, global_element(index, i));
+            const uint64_t noise = random_bits(key, index.of(i));
             p[i].bits = rounded_up_or_down(w, noise);
             m[i].bits = rounded_up_or_down(m_new, noise >> 16);
             v[i].bits = rounded_up_or_down(v_new, noise >> 32);

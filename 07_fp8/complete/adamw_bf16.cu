@@ -19,7 +19,7 @@ __global__ void adamw_bf16_kernel(__nv_bfloat16* param, __nv_bfloat16* exp_avg, 
         m[j] = f.beta1 * m[j] + (1.0f - f.beta1) * gradient;
         v[j] = f.beta2 * v[j] + (1.0f - f.beta2) * gradient * gradient;
         w[j] = w[j] * f.keep - f.step_size * m[j] / (sqrtf(v[j]) * f.inv_sqrt_correction2 + f.eps);
-        const uint64_t noise = random_bits(key, global_element(index, first + j));
+        const uint64_t noise = random_bits(key, index.of(first + j));
         const auto rounded = [](float x, uint64_t bits) {  // to what the store below does not change
             return __uint_as_float(unsigned(rounded_up_or_down(x, bits)) << 16);
         };

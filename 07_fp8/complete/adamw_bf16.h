@@ -20,10 +20,6 @@ constexpr uint16_t rounded_up_or_down(float x, uint64_t noise) {
     if ((bits & 0x7f800000) == 0x7f800000) return uint16_t(bits >> 16 | ((bits & 0xffff) != 0 ? 0x40 : 0));
     return uint16_t((bits + uint32_t(noise & 0xffff)) >> 16);
 }
-constexpr uint64_t global_element(const GlobalIndex& g, int64_t i) {
-    const int64_t row = (g.offset + i) / g.cols, col = (g.offset + i) % g.cols;
-    return uint64_t((g.row_begin + row) * g.global_cols + g.col_begin + col);
-}
 
 // As adamw() of ops.h; param and moments bf16. key: of the random numbers; depends on the parameter and the step.
 void adamw_bf16(Tensor& param, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad, const GlobalIndex& index,

@@ -86,7 +86,7 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
             starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
     const LlamaConfig& model = options_.model;
     std::vector<std::vector<int32_t>> windows;  // the first key inside the window and the document
-    for (size_t i = 0; i < samples.size() && model.window > 0 && model.window < seq_len; ++i)
+    for (size_t i = 0; i < samples.size() && model.hides_keys(seq_len); ++i)
         windows.push_back(
             window_starts(starts.empty() ? std::vector<int32_t>(size_t(seq_len)) : starts[i], model.window));
     std::vector<int32_t> token, target, position;  // of each row

@@ -102,7 +102,7 @@ void TrainingRun::allocate() {
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(device), kernels);
     const auto attention = [&](bool masks) { return attention_text(device, model.options.dtype, c.head_dim(), masks); };
-    const bool some = options_.has_windows() && !options_.document_token && c.window_share() < 1;
+    const bool some = c.hides_keys(options_.seq_len) && !options_.document_token && c.window_share() < 1;
     if (device == Device::cuda)
         say("GPU: {}\nattention: {}{}\n", versions_text(device), attention(options_.masks_keys()),
             some ? "; in layers without windows " + attention(false) : "");
