@@ -1,5 +1,6 @@
 // Every CUDA op against the CPU op, in fp32 and bf16, and the whole model's loss and gradients. Where there is no GPU
 // each case says so and is skipped.
+#include "01_single_gpu/ops/latent_heads.h"
 #include "01_single_gpu/ops/sinks.h"
 #include "tests/cuda_ops.h"
 
@@ -254,6 +255,30 @@ TEST_CASE("cuda: the bias of a linear layer and its gradient") {
                     add_bias_backward(dbias, make.random({rows, cols}, 4));
                     return Results{y, dbias};
                 });
+}
+
+TEST_CASE("cuda: heads of latent attention and their gradients, columns") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, H, N, P] : {std::array<int64_t, 4>{3, 1, 2, 2}, {70, 5, 6, 10}, {9, 16, 128, 64}})
+            compare(ops("latent_heads", {rows, H, N, P}), dtype, [&, rows = rows, H = H, N = N, P = P](Device device) {
+                const Maker make{device, dtype};
+                const int64_t D = N + P;
+                Rope rope{.head_dim = int(P)};
+                for (int i = 0; i < P / 2; ++i) rope.inv_freq[i] = std::pow(10000.0, -2.0 * i / double(P));
+                std::vector<int32_t> positions;
+                for (int64_t r = 0; r < rows; ++r) positions.push_back(int32_t(r * 7919));
+                const Tensor at = upload(positions, {rows}, device), all = make.random({rows, H * D}, 1),
+                             kv = make.random({rows, H * 2 * N}, 2), part = make.random({rows, P}, 3);
+                Tensor q = make.empty({rows, H * D}), k = make.empty({rows, H * D}), v = make.empty({rows, H * D}),
+                       dq = make.empty({rows, H * D}), dkv = make.empty({rows, H * 2 * N}),
+                       dpart = make.empty({rows, P}), columns = make.random({rows, H * D}, 4);
+                latent_heads(q, k, v, all, kv, part, at, rope);
+                latent_heads_backward(dq, dkv, dpart, all, make.random({rows, H * D}, 5), make.random({rows, H * D}, 6),
+                                      at, rope);
+                copy_columns(columns, 1, kv, N / 2, N);
+                return Results{q, k, v, dq, dkv, dpart, columns};
+            });
 }
 
 TEST_CASE("cuda: attention's sinks and their gradient") {

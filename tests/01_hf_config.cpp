@@ -171,11 +171,17 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         const char *type, *architecture;
         LlamaConfig config;
     };
-    std::vector<Case> cases = {
-        {"llama", "LlamaForCausalLM", small_config()},     {"llama", "LlamaForCausalLM", small_config()},
-        {"mistral", "MistralForCausalLM", small_config()}, {"qwen2", "Qwen2ForCausalLM", small_config()},
-        {"qwen3", "Qwen3ForCausalLM", small_config()},     {"mixtral", "MixtralForCausalLM", mixtral()},
-        {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe()}, {"dots1", "Dots1ForCausalLM", dots1()}};
+    std::vector<Case> cases = {{"llama", "LlamaForCausalLM", small_config()},
+                               {"llama", "LlamaForCausalLM", small_config()},
+                               {"mistral", "MistralForCausalLM", small_config()},
+                               {"qwen2", "Qwen2ForCausalLM", small_config()},
+                               {"qwen3", "Qwen3ForCausalLM", small_config()},
+                               {"mixtral", "MixtralForCausalLM", mixtral()},
+                               {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe()},
+                               {"dots1", "Dots1ForCausalLM", dots1()},
+                               {"deepseek_v3", "DeepseekV3ForCausalLM", deepseek()},
+                               {"deepseek_v3", "DeepseekV3ForCausalLM", deepseek(dots1().experts)}};
+    cases.back().config.latent.q_rank = 0, cases.back().config.head_size = 6;
     cases[1].config.head_size = 6;
     cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
@@ -201,6 +207,7 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         EXPECT(again.qkv_bias == config.qkv_bias);
         EXPECT(again.qk_norm == config.qk_norm);
         EXPECT((again.window == config.window && again.windowed == config.windowed && again.sinks == config.sinks));
+        EXPECT(again.latent == config.latent);
         EXPECT(again.experts.count == config.experts.count);
         EXPECT(again.experts.normalize == config.experts.normalize);
         EXPECT(again.experts.dense_layers == config.experts.dense_layers);

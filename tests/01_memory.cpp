@@ -57,6 +57,11 @@ LlamaConfig with_experts(LlamaConfig config, const ExpertsConfig& experts) {
     return config;
 }
 
+LlamaConfig with_latents(LlamaConfig config, const Latent& latent) {
+    config.kv_heads = config.heads, config.latent = latent;
+    return config;
+}
+
 const std::vector<LlamaConfig> kShapes = {
     shape(4, 128, 8, 4, 384, 256),                       // the default
     shape(1, 64, 4, 4, 160, 2000),                       // the head dominates
@@ -67,6 +72,8 @@ const std::vector<LlamaConfig> kShapes = {
     with(shape(3, 96, 4, 4, 192, 50), 8, false, false),  // narrower
     with_experts(shape(3, 64, 4, 4, 160, 50), {.count = 8, .top_k = 2, .ffn = 80}),
     with_experts(shape(4, 64, 4, 2, 160, 50), {.count = 6, .top_k = 3, .ffn = 24, .shared = 1, .dense_layers = 1}),
+    with_latents(shape(3, 64, 4, 4, 160, 50), {.kv_rank = 24, .q_rank = 40, .rope_dim = 8}),
+    with_latents(shape(2, 64, 4, 4, 640, 50), {.kv_rank = 16, .rope_dim = 4}),
 };
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full};

@@ -33,6 +33,13 @@ inline LlamaConfig qwen3_moe() {
     return c;
 }
 
+// DeepSeek-V3: all layers dense, or experts() beside them.
+inline LlamaConfig deepseek(const ExpertsConfig& experts = {}) {
+    LlamaConfig c = small_config();
+    c.kv_heads = c.heads, c.latent = {.kv_rank = 6, .q_rank = 10, .rope_dim = 2}, c.experts = experts;
+    return c;
+}
+
 inline LlamaConfig dots1() {
     LlamaConfig c = small_config();
     c.qk_norm = true;

@@ -74,12 +74,41 @@ inline void rotate(Doubles& heads, int64_t D, double position, double theta) {
     }
 }
 
+struct Heads {
+    Doubles q, k, v;
+};
+// Of latent attention, for one token x; `at` finds a weight by its name.
+template <class Find>
+Heads latent_heads_of(const LlamaConfig& c, const Doubles& x, double position, const Find& at) {
+    const int64_t D = c.head_dim(), N = c.value_dim(), P = D - N, C = c.latent.kv_rank;
+    const auto turned = [&](const double* from) {  // the pairs (2i, 2i+1): all first ones, then all second ones
+        Doubles halves;
+        for (const int64_t odd : {0, 1})
+            for (int64_t i = 0; i < P / 2; ++i) halves.push_back(from[2 * i + odd]);
+        rotate(halves, P, position, c.rope_theta);
+        return halves;
+    };
+    const Doubles from = c.latent.q_rank > 0 ? normed(times(at("q_a_proj"), x), at("q_a_layernorm"), 1e-6) : x;
+    Heads heads{.q = times(at(c.latent.q_rank > 0 ? "q_b_proj" : "q_proj"), from), .k = {}, .v = {}};
+    const Doubles low = times(at("kv_a_proj_with_mqa"), x), rope = turned(&low[C]);
+    const Doubles kv =
+        times(at("kv_b_proj"), normed(Doubles(low.begin(), low.begin() + C), at("kv_a_layernorm"), 1e-6));
+    for (int64_t h = 0; h < c.heads; ++h) {
+        std::ranges::copy(turned(&heads.q[h * D + N]), &heads.q[h * D + N]);
+        heads.k.insert(heads.k.end(), &kv[h * 2 * N], &kv[h * 2 * N] + N);
+        heads.k.insert(heads.k.end(), rope.begin(), rope.end());
+        heads.v.insert(heads.v.end(), &kv[h * 2 * N] + N, &kv[h * 2 * N] + 2 * N);
+    }
+    return heads;
+}
+
 inline void add_to(Doubles& x, const Doubles& y) {
     for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
 inline double reference_loss(const LlamaConfig& c, const Weights& w, const Tokens& data) {
-    const int64_t D = c.head_dim();
+    const int64_t D = c.head_dim(), V = c.value_dim();
+    const bool latent = c.latent.kv_rank > 0;
     double loss = 0;
     for (int64_t s = 0; s < data.sequences; ++s) {
         const int64_t first = s * data.seq_len;
@@ -94,9 +123,12 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                 return there ? w.at(fmt::format("model.layers.{}.{}.{}", layer, name, what)) : none;
             };
             const Doubles &input_norm = find("input_layernorm"), &mlp_norm = find("post_attention_layernorm"),
-                          &q_proj = find("self_attn.q_proj"), &q_bias = find("self_attn.q_proj", "bias", c.qkv_bias),
-                          &k_proj = find("self_attn.k_proj"), &k_bias = find("self_attn.k_proj", "bias", c.qkv_bias),
-                          &v_proj = find("self_attn.v_proj"), &v_bias = find("self_attn.v_proj", "bias", c.qkv_bias),
+                          &q_proj = find("self_attn.q_proj", "weight", !latent),
+                          &q_bias = find("self_attn.q_proj", "bias", c.qkv_bias),
+                          &k_proj = find("self_attn.k_proj", "weight", !latent),
+                          &k_bias = find("self_attn.k_proj", "bias", c.qkv_bias),
+                          &v_proj = find("self_attn.v_proj", "weight", !latent),
+                          &v_bias = find("self_attn.v_proj", "bias", c.qkv_bias),
                           &q_norm = find("self_attn.q_norm", "weight", c.qk_norm),
                           &k_norm = find("self_attn.k_norm", "weight", c.qk_norm), &o_proj = find("self_attn.o_proj"),
                           &sinks = find("self_attn", "sinks", c.sinks), &gate_proj = find("mlp.gate_proj"),
@@ -109,17 +141,24 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                     if (c.qkv_bias) add_to(y, bias);
                     return y;
                 };
-                Doubles q = product(q_proj, q_bias), k = product(k_proj, k_bias);
-                if (c.qk_norm) {
-                    q = heads_normed(q, q_norm, c.norm_eps);
-                    k = heads_normed(k, k_norm, c.norm_eps);
-                }
                 const double position = double(t) / (c.rope_scaling ? c.rope_scaling->factor : 1);  // linear
-                rotate(q, D, position, c.rope_theta);
-                rotate(k, D, position, c.rope_theta);
+                Heads made;
+                auto& [q, k, v] = made;
+                if (latent) {
+                    made = latent_heads_of(
+                        c, n, position, [&](const std::string& name) { return find(("self_attn." + name).c_str()); });
+                } else {
+                    made = {product(q_proj, q_bias), product(k_proj, k_bias), product(v_proj, v_bias)};
+                    if (c.qk_norm) {
+                        q = heads_normed(q, q_norm, c.norm_eps);
+                        k = heads_normed(k, k_norm, c.norm_eps);
+                    }
+                    rotate(q, D, position, c.rope_theta);
+                    rotate(k, D, position, c.rope_theta);
+                }
                 keys.push_back(k);
-                vals.push_back(product(v_proj, v_bias));
-                Doubles mixed(c.q_width());
+                vals.push_back(v);
+                Doubles mixed(c.out_width());
                 for (int64_t h = 0; h < c.heads; ++h) {
                     const int64_t kv = h / (c.heads / c.kv_heads);
                     Doubles p(t + 1);
@@ -130,7 +169,7 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                         sum += p[j] = std::exp(p[j] / std::sqrt(double(D)));
                     }
                     for (int64_t j = first; j <= t; ++j)
-                        for (int64_t d = 0; d < D; ++d) mixed[h * D + d] += p[j] / sum * vals[j][kv * D + d];
+                        for (int64_t d = 0; d < V; ++d) mixed[h * V + d] += p[j] / sum * vals[j][kv * V + d];
                 }
                 add_to(x[t], times(o_proj, mixed));
                 const Doubles m = normed(x[t], mlp_norm, c.norm_eps);
@@ -208,19 +247,27 @@ inline std::vector<Family> families() {
     narrow.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     LlamaConfig& windowed = add("sliding windows in one of two layers, sinks");
     windowed.window = 3, windowed.windowed = {true, false}, windowed.sinks = true;
+    LlamaConfig& latent = add("latent attention");
+    latent.kv_heads = latent.heads, latent.latent = {.kv_rank = 12, .q_rank = 14, .rope_dim = 2};
+    LlamaConfig& direct = add("latent attention, queries of x, wide heads, scaled RoPE, a window, sinks");
+    direct.kv_heads = direct.heads, direct.head_size = 6, direct.latent = {.kv_rank = 12, .rope_dim = 4};
+    direct.rope_scaling = RopeScaling{.factor = 3, .linear = true}, direct.window = 3, direct.sinks = true;
     return list;
 }
 
 // Biases and the norms of q and k start as 0 and 1, where mistakes do not show: others instead.
 inline void draw_vectors(Llama& model) {
     uint64_t key = 77;
-    for (Block& block : model.blocks)
-        for (Param* param : {&block.q_bias, &block.k_bias, &block.v_bias, &block.q_norm, &block.k_norm})
+    for (Block& block : model.blocks) {
+        std::vector<Param*> list = {&block.q_bias, &block.k_bias, &block.v_bias, &block.q_norm, &block.k_norm};
+        if (block.latent) list.insert(list.end(), {&block.latent->q_a_norm, &block.latent->kv_a_norm});
+        for (Param* param : list)
             if (param->data) {
                 Doubles drawn = randoms(param->data.size(), ++key);
                 for (double& x : drawn) x = param->init_value + 0.3 * x;
                 copy(param->data, tensor(drawn, param->data.shape(), DType::f64, Device::cpu));
             }
+    }
 }
 
 inline double run_model(Llama& model, const Tokens& data) {

@@ -110,7 +110,7 @@ def test_output_that_cannot_be_written(run, text, binaries):
     one_line(run("prlimit", "--fsize=8192", binaries / PROGRAM, *shape("--save-hf d"), code=1),
              "--save-hf d", "File too large")
     assert not left(text.parent)
-    done = run("prlimit", "--fsize=2048", binaries / PROGRAM, *shape(FILES))  # the results are right: exit code 0
+    done = run("prlimit", "--fsize=3072", binaries / PROGRAM, *shape(FILES))  # the results are right: exit code 0
     for flag in re.findall("--[a-z-]+", FILES):
         assert done.err.count(f"{PROGRAM}: {flag} ") == 1, done
     assert len(json.loads((text.parent / "t.json").read_text())["traceEvents"]) > 1
@@ -156,7 +156,7 @@ def test_document_token_that_never_occurs(run, text):
 def test_error_begins_a_line_of_a_terminal(run, text, binaries):
     """Where the last progress line is still open."""
     job, flags = text.parent / "job", " ".join(shape("--steps 200 --metrics m.jsonl"))
-    job.write_text(f"#!/bin/sh\nprlimit --fsize=20480 '{binaries / PROGRAM}' {flags}")
+    job.write_text(f"#!/bin/sh\nprlimit --fsize=30720 '{binaries / PROGRAM}' {flags}")
     job.chmod(0o755)
     lines = run("script", "-qec ./job /dev/null", code=None).out.split("\n")
     assert any("m.jsonl: write failed" in line and "eta" not in line for line in lines), lines

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 TOLERANCE = 1e-9
 STEPS = 4
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "dots1")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "dots1", "deepseek")
 FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2") + WITH_EXPERTS
 LAYOUTS = ("--dp 2 --tp 2 --pp 2",)
 EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 2 --cp 2 --tp 2 --ep 4",
@@ -73,8 +73,8 @@ def draw_config(family, tied, dice):
     other_head = dice.choice((2, 10, 12))
     config_of = {"mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
                  "qwen3": transformers.Qwen3Config, "mixtral": transformers.MixtralConfig,
-                 "qwen3-moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config}.get(
-                     family, transformers.LlamaConfig)
+                 "qwen3-moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config,
+                 "deepseek": transformers.DeepseekV3Config}.get(family, transformers.LlamaConfig)
     if family in ("qwen3", "qwen3-moe", "dots1") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
         shape["head_dim"] = other_head
     window = dice.choice((None, 3, 9))  # of 16 or 24 tokens
@@ -91,13 +91,18 @@ def draw_config(family, tied, dice):
         shape.update(num_experts=dice.choice((4, 8, 12)), moe_intermediate_size=dice.choice((6, 10, 16)),
                      num_experts_per_tok=dice.choice((2, 3) if normalized else (1, 2, 3)), norm_topk_prob=normalized,
                      mlp_only_layers=dice.choice(([], [0])))
-    if family == "dots1":
+    if family in ("dots1", "deepseek"):
         normalized = dice.random() < 0.7
         groups, top_groups = dice.choice(((1, 1), (2, 1), (4, 2), (4, 3)))
         shape.update(n_routed_experts=dice.choice((8, 12, 16)), moe_intermediate_size=dice.choice((6, 10, 16)),
                      n_shared_experts=dice.choice((1, 2)), num_experts_per_tok=dice.choice((2, 3)),
                      norm_topk_prob=normalized, n_group=groups, topk_group=top_groups,
                      routed_scaling_factor=dice.choice((1.0, 2.5)), first_k_dense_replace=dice.choice((0, 1)))
+    if family == "deepseek":
+        shape.update(num_key_value_heads=heads, q_lora_rank=dice.choice((None, 6, 10)), kv_lora_rank=dice.choice((5, 8)),
+                     qk_nope_head_dim=head_dim, v_head_dim=head_dim, qk_rope_head_dim=dice.choice((2, 4, 6)))
+        if dice.random() < 0.3:
+            shape["first_k_dense_replace"] = shape["num_hidden_layers"]  # no layer has experts
     return config_of(**shape, rope_parameters=rope)
 
 
@@ -224,7 +229,8 @@ def check_saved(folder, model, tokens, tied):
 def test_family(family, tied, number, run):
     torch.set_num_threads(1)
     dice = random.Random(f"1 {family} {tied} {number}")
-    config, sparse = draw_config(family, tied, dice), family in WITH_EXPERTS
+    config = draw_config(family, tied, dice)
+    sparse = family in WITH_EXPERTS and getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers
     global_batch = 8 if sparse else dice.choice((4, 8))
     length = dice.choice((8, 24) if sparse else (8, 13, 24))
     flags = (f"--seq-len {length} --global-batch {global_batch} --lr {dice.choice(('1e-3', '1e-2'))} --eps 1e-6 "

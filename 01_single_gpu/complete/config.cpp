@@ -60,7 +60,9 @@ double approximate_parameters(const LlamaConfig& c) {  // in double: products of
     const double E = double(c.hidden), D = c.head_size > 0 ? double(c.head_size) : E / double(c.heads);
     const double q = double(c.heads) * D, kv = double(c.kv_heads) * D;
     const double mlps = double(c.ffn) + double(c.experts.count + c.experts.shared) * double(c.experts.ffn);
-    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * mlps * E) + E + 2 * double(c.vocab) * E;
+    const double latents = double(c.latent.kv_rank) + double(c.latent.q_rank) + double(c.latent.rope_dim);
+    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * mlps * E + latents * (E + 4 * q)) + E +
+           2 * double(c.vocab) * E;
 }
 
 // Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
@@ -84,6 +86,18 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
     }
     usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, worst.name,
                 c.*worst.value, largest.name, worst.name, largest.*worst.value);
+}
+
+void check_latent(const LlamaConfig& c, const DimensionNames& n) {
+    if (c.latent.rope_dim < 2 || c.latent.rope_dim % 2 != 0)
+        usage_error("{}{} {}: must be even and at least 2, because RoPE rotates pairs", n.where, n.rope_dim,
+                    c.latent.rope_dim);
+    if (c.kv_heads != c.heads)
+        usage_error("{}{} {}: with {} each of the {} heads has its own keys and values (try {} {})", n.where,
+                    n.kv_heads, c.kv_heads, n.kv_rank, c.heads, n.kv_heads, c.heads);
+    if (c.qkv_bias || c.qk_norm)
+        usage_error("{}{} on: not supported with {} {} (try off)", n.where, c.qkv_bias ? "--qkv-bias" : "--qk-norm",
+                    n.kv_rank, c.latent.kv_rank);
 }
 
 void check_experts(const LlamaConfig& c, const DimensionNames& n) {
@@ -119,7 +133,8 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     const std::string head_dim =
         c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
                         : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
-    if (c.head_dim() % 2 != 0)
+    if (c.latent.kv_rank > 0) check_latent(c, n);
+    if (c.latent.kv_rank == 0 && c.head_dim() % 2 != 0)
         usage_error("{}{}: the head size must be even, because RoPE rotates pairs", n.where, head_dim);
     if (c.head_dim() > kMaxHeadDim)
         usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
@@ -131,12 +146,13 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     check_experts(c, n);
 }
 
-void check_dense(const LlamaConfig& c) {
-    if (c.experts.count > 0)
+void check_llama(const LlamaConfig& c) {
+    const bool experts = c.experts.count > 0;
+    if (experts || c.latent.kv_rank > 0)
         usage_error(
-            "--experts {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, "
+            "--{} {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, "
             "05_pipeline or 08_3d_full)",
-            c.experts.count);
+            experts ? "experts" : "kv-lora-rank", experts ? c.experts.count : c.latent.kv_rank);
 }
 
 namespace {
@@ -150,7 +166,7 @@ double scaled(double inv_freq, const RopeScaling& s) {
 
 Rope LlamaConfig::rope() const {
     Rope rope;
-    rope.head_dim = static_cast<int>(head_dim());
+    rope.head_dim = static_cast<int>(latent.kv_rank > 0 ? latent.rope_dim : head_dim());
     for (int i = 0; i < rope.head_dim / 2; ++i) {
         const double inv_freq = std::pow(rope_theta, -2.0 * i / rope.head_dim);
         rope.inv_freq[i] = rope_scaling ? scaled(inv_freq, *rope_scaling) : inv_freq;
@@ -159,16 +175,19 @@ Rope LlamaConfig::rope() const {
 }
 
 int64_t LlamaConfig::block_matrices(int64_t tp) const {
-    return (q_width(tp) + 2 * kv_width(tp)) * hidden  // q, k, v
-           + q_width(tp) * hidden                     // o
-           + 3 * ffn / tp * hidden;                   // gate, up, down
+    int64_t qkv = (q_width(tp) + 2 * kv_width(tp)) * hidden;
+    if (latent.kv_rank > 0)
+        qkv = (latent.q_rank + latent.kv_rank + latent.rope_dim) * hidden +
+              q_width(tp) * (latent.q_rank > 0 ? latent.q_rank : hidden) + 2 * out_width() / tp * latent.kv_rank;
+    return qkv + out_width() / tp * hidden  // o
+           + 3 * ffn / tp * hidden;         // gate, up, down
 }
 
 int64_t LlamaConfig::block_vectors(int64_t tp) const {
     return 2 * hidden                                         // two norms
            + (qkv_bias ? q_width(tp) + 2 * kv_width(tp) : 0)  // biases of q, k, v
            + (qk_norm ? 2 * head_dim() : 0)                   // norms of q and k, shared by the heads
-           + (sinks ? heads / tp : 0);
+           + (sinks ? heads / tp : 0) + latent.q_rank + latent.kv_rank;
 }
 
 int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
@@ -190,7 +209,7 @@ double LlamaConfig::attended(double seq_len) const {
 
 double flops_per_token(const LlamaConfig& c, double attended) {
     const double active = double(c.active_parameters()) - double((c.tied ? 0 : 1) * c.vocab * c.hidden);
-    return 6.0 * active + 6.0 * double(c.layers * c.q_width()) * attended;
+    return 6.0 * active + 3.0 * double(c.layers * (c.q_width() + c.out_width())) * attended;  // scores, values
 }
 
 namespace {
@@ -213,8 +232,16 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
     const double normed_heads = c.qk_norm ? a * (q + 2 * kv) : 0;  // q, k, v before the norms of q and k
     // Of the attention half: all of it; residuals and qkv.
-    const double attention_all = a * (4 * E + 2 * q + 2 * kv) + normed_heads + 2 * norm + s * H;
-    const double attention_products = a * (2 * E + q + 2 * kv) + 2 * norm;
+    double attention_all = a * (4 * E + 2 * q + 2 * kv) + normed_heads + 2 * norm + s * H;
+    double attention_products = a * (2 * E + q + 2 * kv) + 2 * norm, up_products = 0, normed_latents = 0;
+    if (const Latent& x = c.latent;
+        x.kv_rank > 0) {  // the latents before and after their norms; q, k and v before RoPE
+        const double latents = double(x.q_rank + x.kv_rank), stats = double(s) * (x.q_rank > 0 ? 2 : 1);
+        normed_latents = a * latents;
+        attention_all += 2 * normed_latents + stats;
+        up_products = a * double(q + 2 * c.out_width() / N);
+        attention_products = a * (2 * E + latents + double(x.rope_dim)) + 2 * norm + stats;
+    }
     const auto level_of = [&](int64_t layer) { return recompute_in(layer, recompute, divided.recompute_every); };
     // A block with an MLP of its width and, sparse, S slots per token with inputs, outputs and gate_up of experts, the
     // router's logits and weights, and three indices.
@@ -230,7 +257,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
         BlockBytes bytes{attention_all + a * 3 * (width + S * Fe) + kept,
                          attention_products + a * 2 * (width + S * Fe) + kept, 0, a * 2 * (width + S * Fe) + kept};
         bytes.saved = level == Recompute::none        ? bytes.everything
-                      : level == Recompute::pointwise ? bytes.products + a * q + s * H  // attention's output, lse
+                      : level == Recompute::pointwise ? bytes.products + up_products + a * q + s * H  // output, lse
                       : level == Recompute::selective ? bytes.products
                                                       : a * E + 12 * S;
         return bytes;
@@ -258,7 +285,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     }
     if (again) {
         attention = a * (q + 2 * kv + 2 * q + 2 * kv) - a * E - last.mlp;
-        if (level == Recompute::selective) attention += a * q + s * H;
+        if (level == Recompute::selective) attention += a * q + s * H + up_products + normed_latents;
     }
     if (level == Recompute::full)  // the full block without its input, which was saved; forward, then backward
         mlp = last.everything - a * E + std::max(mlp, 2.0 * a * E);

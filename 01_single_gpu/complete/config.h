@@ -48,6 +48,14 @@ struct ExpertsConfig {
     RouterShape router() const { return {count, top_k, sigmoid, normalize, scale, groups, top_groups}; }
 };
 
+// Multi-head latent attention (latent_attention.h): C, Q and P.
+struct Latent {
+    int64_t kv_rank = 0;   // 0: none
+    int64_t q_rank = 0;    // 0: queries are made of x
+    int64_t rope_dim = 0;  // numbers of q and k that RoPE rotates, beside as many others as v has
+    bool operator==(const Latent&) const = default;
+};
+
 struct LlamaConfig {
     std::string name = "tiny";
     int64_t layers = 4, hidden = 128, heads = 8, kv_heads = 4, ffn = 384, vocab = 256;
@@ -65,11 +73,14 @@ struct LlamaConfig {
     int64_t window = 0;          // 0: every layer sees all
     std::vector<bool> windowed;  // by layer; empty: all are
     bool sinks = false;          // gpt-oss: a learned logit of each head in its softmax (ops/sinks.h)
+    Latent latent;
     // Of a loaded model: what --save-hf writes again.
     std::string family;  // model_type; empty: the first that fits
     std::string kept;    // other keys of its config.json, as a JSON object
 
-    int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
+    int64_t value_dim() const { return head_size > 0 ? head_size : hidden / heads; }
+    int64_t head_dim() const { return value_dim() + latent.rope_dim; }
+    int64_t out_width() const { return heads * value_dim(); }   // columns of o_proj
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output
     int64_t kv_width() const { return kv_heads * head_dim(); }  // K*D: columns of k, and of v
     // Those of each of tp tensor-parallel ranks, which hold at least one key/value head.
@@ -114,15 +125,15 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab", *head_dim = "--head-dim", *window = "--window", *experts = "--experts",
-               *top_k = "--top-k", *dense_layers = "--dense-layers", *groups = "--expert-groups",
-               *top_groups = "--top-groups";
+               *vocab = "--vocab", *head_dim = "--head-dim", *window = "--window", *kv_rank = "--kv-lora-rank",
+               *rope_dim = "--qk-rope-head-dim", *experts = "--experts", *top_k = "--top-k",
+               *dense_layers = "--dense-layers", *groups = "--expert-groups", *top_groups = "--top-groups";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
-// Usage error if a layer has experts: of the programs that do not divide them.
-void check_dense(const LlamaConfig& config);
+// Usage error for experts and latent attention: of the programs that do not divide them.
+void check_llama(const LlamaConfig& config);
 
 // The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
 struct Chunk {

@@ -26,20 +26,26 @@ Var FeedForward::operator()(Tape& tape, const Var& x, const Batch&, const Tensor
 }
 
 Block::Block(const LlamaConfig& c, int64_t layer, double init_std)
-    : rope_(c.rope()), eps_(c.norm_eps), window_(c.window_of(layer)) {
+    : rope_(c.rope()), head_dim_(c.head_dim()), eps_(c.norm_eps), window_(c.window_of(layer)) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
-    q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.q_width(), c.hidden}, init_std);
-    k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
-    v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
-    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.q_width()}, out_std);
+    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.out_width()}, out_std);
     post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
     feed_forward = make_feed_forward(c, layer, init_std, out_std);
-    qkv.weights = {&q_proj, &k_proj, &v_proj};
     o.weights = {&o_proj};
     unit.name = fmt::format("block {}", layer);
-    unit.params = {&input_norm, &q_proj, &k_proj, &v_proj};
+    unit.params = {&input_norm};
+    if (c.latent.kv_rank > 0) {
+        latent = std::make_unique<LatentAttention>(c, prefix + "self_attn.", init_std);
+        for (Param* param : latent->params()) unit.params.push_back(param);
+    } else {
+        q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.q_width(), c.hidden}, init_std);
+        k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
+        v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
+        qkv.weights = {&q_proj, &k_proj, &v_proj};
+        unit.params.insert(unit.params.end(), qkv.weights.begin(), qkv.weights.end());
+    }
     if (c.qkv_bias) {
         q_bias = make_bias(prefix + "self_attn.q_proj.bias", c.q_width());
         k_bias = make_bias(prefix + "self_attn.k_proj.bias", c.kv_width());
@@ -75,12 +81,15 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
     const bool hides = window_ > 0 && window_ < std::max(batch.whole_len, batch.seq_len);
     CHECK(!hides || batch.window_starts, "a batch without the first keys of its windows");
-    Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
-    QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
+    const Var normed = rmsnorm(tape, x, input_norm, eps_);
+    const QKV heads = latent ? (*latent)(tape, normed, batch.positions, tensor_parallel)
+                             : split_rope(tape, qkv(tape, tensor_parallel.f(tape, normed, qkv)), batch.positions, rope_,
+                                          k_proj.local.rows, head_norms_);
     const AttentionMask mask{hides ? batch.window_starts : batch.document_starts, window_,
                              sinks.name.empty() ? nullptr : &sinks};
-    Var mixed = attention ? attention(tape, heads, batch, mask)
-                          : one_device_attention(tape, heads, batch, mask, rope_.head_dim);
+    Var mixed =
+        attention ? attention(tape, heads, batch, mask) : one_device_attention(tape, heads, batch, mask, head_dim_);
+    if (latent) mixed = latent->values(tape, mixed);
     return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }
 

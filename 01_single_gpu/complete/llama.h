@@ -17,6 +17,7 @@
 #include <deque>
 
 #include "01_single_gpu/complete/config.h"
+#include "01_single_gpu/complete/latent_attention.h"
 #include "01_single_gpu/complete/layers.h"
 #include "01_single_gpu/complete/unit.h"
 
@@ -73,11 +74,13 @@ DType stored_dtype(const std::string& name, DType dtype);  // in files: of a buf
 Tensor buffer_tensor(const FeedForward& owner, Device device);
 
 struct Block {
-    Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm;
+    Param input_norm, o_proj, post_attention_norm;
+    Param q_proj, k_proj, v_proj;  // without LlamaConfig::latent
     Param q_bias, k_bias, v_bias;  // with LlamaConfig::qkv_bias
     Param q_norm, k_norm;          // with LlamaConfig::qk_norm
     Param sinks;                   // with LlamaConfig::sinks
     Linear qkv, o;
+    std::unique_ptr<LatentAttention> latent;    // with LlamaConfig::latent: makes q, k and v; else null
     std::unique_ptr<FeedForward> feed_forward;  // never null
     Unit unit;
     // empty: one_device_attention
@@ -93,6 +96,7 @@ struct Block {
     Var attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
 
     Rope rope_;
+    int64_t head_dim_;
     double eps_;
     int64_t window_;  // 0: none
     std::optional<HeadNorms> head_norms_;

@@ -33,6 +33,8 @@ void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, co
     if (!c.heads_divide_by(tp))
         usage_error("--kv-heads {} is not divisible by --tp {}, nor --tp by --kv-heads (try {})", c.kv_heads, tp,
                     tp_that_works(c));
+    if (o.overlap && tp > 1 && c.latent.kv_rank > 0)
+        usage_error("--tp-overlap on: not supported with --kv-lora-rank {} (try off)", c.latent.kv_rank);
     if (o.sequence_parallel && seq_len % tp != 0)
         usage_error("--sequence-parallel on: --seq-len {} is not divisible by --tp {} (try --seq-len {})", seq_len, tp,
                     (seq_len / tp + 1) * tp);

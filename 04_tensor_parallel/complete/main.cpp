@@ -19,7 +19,7 @@ static void program(int argc, char** argv) {
     add_tensor_parallel_flags(p.flags, tp, options);
 
     p.connect(argc, argv);
-    together([&] { check_dense(p.options.model); });
+    together([&] { check_llama(p.options.model); });
     p.divide(tp = ranks_per_copy(tp, p.dp, p.world), 0, "--tp");
     check_tensor_parallel(p.options.model, p.options.seq_len, tp, options);
     p.prepare();

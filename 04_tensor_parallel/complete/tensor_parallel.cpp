@@ -135,8 +135,15 @@ void TensorParallel::shard_blocks(Llama& model) const {
     };
     for (Block& block : model.blocks) {
         replicate_norm(block.input_norm);
-        narrow_rows(block.q_proj, rank, N);
-        for (Param* param : {&block.k_proj, &block.v_proj}) shard_kv(*param);
+        if (block.latent) {
+            for (Param* param : block.latent->undivided()) replicate_norm(*param);
+            for (Param* param : {&block.latent->q_proj, &block.latent->kv_b_proj}) narrow_rows(*param, rank, N);
+            for (Linear* linear : {&block.latent->q_up, &block.latent->kv_up}) use_column_parallel(*linear);
+        } else {
+            narrow_rows(block.q_proj, rank, N);
+            for (Param* param : {&block.k_proj, &block.v_proj}) shard_kv(*param);
+            use_column_parallel(block.qkv);
+        }
         if (model.config.qkv_bias) {
             narrow_rows(block.q_bias, rank, N);
             for (Param* param : {&block.k_bias, &block.v_bias}) shard_kv(*param);
@@ -149,7 +156,6 @@ void TensorParallel::shard_blocks(Llama& model) const {
         if (model.config.sinks) narrow_rows(block.sinks, rank, N);
         narrow_cols(block.o_proj, rank, N);
         replicate_norm(block.post_attention_norm);
-        use_column_parallel(block.qkv);
         use_row_parallel(block.o);
         FeedForward& half = *block.feed_forward;
         for (Param* param : half.undivided()) replicate_norm(*param);

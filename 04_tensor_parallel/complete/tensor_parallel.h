@@ -46,6 +46,7 @@ Tensor gather_rows(const Comm& ranks, const Tensor& shard);
 //   norm weights, under sequence parallelism      each rank has the gradient of its rows; so FeedForward::undivided
 //   k_proj, v_proj where tp > kv-heads            each rank has the gradient of its query heads; so their biases
 //   q_norm, k_norm                                each rank has the gradient of its heads
+// Of latent attention q_b and kv_b are column parallel; what makes the latents is the same on all ranks, as a norm is.
 class TensorParallel : public TensorParallelOps {
   public:
     // Construct it before the parameters are allocated. The model outlives this, and refers to it: neither may move.

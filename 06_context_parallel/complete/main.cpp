@@ -19,7 +19,7 @@ static void program(int argc, char** argv) {
     add_context_parallel_flags(p.flags, cp, options);
 
     p.connect(argc, argv);
-    together([&] { check_dense(p.options.model); });
+    together([&] { check_llama(p.options.model); });
     p.divide(cp = ranks_per_copy(cp, p.dp, p.world), 0, "--cp");
     const ContextLayout layout = context_layout(p.options.model, p.options.seq_len, cp, options);
     p.prepare();

@@ -22,7 +22,7 @@ static void program(int argc, char** argv) {
     add_fp8_flags(p.flags, precision.fp8, precision.optimizer);
 
     p.connect(argc, argv);
-    together([&] { check_dense(p.options.model); });
+    together([&] { check_llama(p.options.model); });
     p.divide(tp, 0, "--tp");
     p.prepare([&, node_ranks = ranks_on_this_node()] {
         const TrainOptions& o = p.options;

@@ -115,12 +115,21 @@ constexpr const char* kNoted[] = {"steps", "lr",  "min-lr", "warmup-steps", "lr-
 // By the names of the flags.
 ordered_json shape_of(const LlamaConfig& c) {
     const auto word = [](bool value) { return value ? "on" : "off"; };
-    ordered_json shape = {{"layers", c.layers},         {"hidden", c.hidden},
-                          {"heads", c.heads},           {"kv-heads", c.kv_heads},
-                          {"head-dim", c.head_dim()},   {"ffn", c.ffn},
-                          {"vocab", c.vocab},           {"qkv-bias", word(c.qkv_bias)},
-                          {"qk-norm", word(c.qk_norm)}, {"tied-embeddings", word(c.tied)},
-                          {"window", c.window},         {"sinks", word(c.sinks)}};
+    ordered_json shape = {{"layers", c.layers},
+                          {"hidden", c.hidden},
+                          {"heads", c.heads},
+                          {"kv-heads", c.kv_heads},
+                          {"head-dim", c.value_dim()},
+                          {"ffn", c.ffn},
+                          {"vocab", c.vocab},
+                          {"qkv-bias", word(c.qkv_bias)},
+                          {"qk-norm", word(c.qk_norm)},
+                          {"tied-embeddings", word(c.tied)},
+                          {"window", c.window},
+                          {"sinks", word(c.sinks)},
+                          {"kv-lora-rank", c.latent.kv_rank},
+                          {"q-lora-rank", c.latent.q_rank},
+                          {"qk-rope-head-dim", c.latent.rope_dim}};
     const ordered_json other = other_part(c);
     for (const auto& [part, fields] : other.items()) shape.update(fields);
     return shape;

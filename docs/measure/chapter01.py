@@ -36,4 +36,21 @@ def micro_batches(runs):
     show(["`--micro-batch`", "loss at step 4", "gradient norm at step 4", "activations"], rows, "::::")
 
 
-PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches}
+def latent(runs):
+    rows, E, H, D, F = [], 7168, 128, 128, 18432  # a dense block of DeepSeek-V3
+    for name, flags, cached in (("one key/value head per query head", f"--kv-heads {H}", 2 * H * D),
+                                ("one for 16", "--kv-heads 8", 2 * 8 * D),
+                                ("latents of 512 and 1,536", "--kv-lora-rank 512 --q-lora-rank 1536", 512 + D // 2)):
+        of_block = {}
+        for level in LEVELS[:3]:
+            one, two = (runs.booked(f"--layers {layers} --hidden {E} --heads {H} --head-dim {D} --ffn {F} --vocab 256 "
+                                    f"--seq-len 4096 --global-batch 1 --dtype bf16 --fake-world 1 --recompute {level} "
+                                    + flags) for layers in (2, 3))
+            of_block[level] = {kind: two[kind] - one[kind] for kind in ("params", "activations")}
+        attention = of_block["none"]["params"] / 2 - 3 * E * F
+        rows.append([name, f"{attention / 1e6:.0f} M", *(f"{of_block[level]['activations'] / 4096 / 1e3:.0f} kB"
+                                                         for level in LEVELS[:3]), f"{cached:,}"])
+    show(["", "weights", "`none`", "`pointwise`", "`selective`", "numbers kept to generate"], rows, "-:::::")
+
+
+PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches, "01_latent": latent}

@@ -12,10 +12,15 @@
 
 namespace train70b {
 
+namespace {
+constexpr const char* kLatentRank = "--kv-lora-rank";
+}
+
 std::vector<std::string> ModelFlags::names() {
     std::vector<std::string> list = {"--model",           "--layers",   "--hidden",       "--heads", "--kv-heads",
                                      "--head-dim",        "--qkv-bias", "--qk-norm",      "--ffn",   "--vocab",
                                      "--tied-embeddings", "--window",   "--window-every", "--sinks"};
+    list.insert(list.end(), {kLatentRank, "--q-lora-rank", "--qk-rope-head-dim"});
     list.insert(list.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
     return list;
 }
@@ -45,6 +50,15 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--window", window_, "keys that a query sees, itself included; 0: all", integer_from(0));
     flags.add("--window-every", window_every_, "of so many layers the last sees all; 1: none does", count);
     add_choice("--sinks", sinks_, "a learned logit per head in attention's softmax, as in gpt-oss");
+    const Check rank = integer_from(0, 1 << 20);
+    flags.add(kLatentRank, latent_.kv_rank,
+              "latent attention, as in DeepSeek-V3: size of keys' and values' latent; 0: none", rank);
+    flags.add("--q-lora-rank", latent_.q_rank, "latent attention: size of the queries' latent; 0: none", rank);
+    flags
+        .add("--qk-rope-head-dim", latent_.rope_dim,
+             "latent attention: numbers of q and k that RoPE rotates, beside --head-dim others [default: half of it]",
+             count)
+        .default_text("head-dim / 2");
 
     experts.add_shape(flags);
 }
@@ -68,6 +82,14 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
         usage_error("--window-every {}: needs --window N, the keys that a query sees", window_every_);
     for (int64_t layer = 0; layer < model.layers && window_every_ > 1 && window_every_ <= model.layers; ++layer)
         model.windowed.push_back((layer + 1) % window_every_ != 0);
+    for (const char* flag : {"--q-lora-rank", "--qk-rope-head-dim"})
+        if (flags.given(flag) && latent_.kv_rank == 0)
+            usage_error("{}: needs {} N, the size of keys' and values' latent", flag, kLatentRank);
+    model.latent = latent_;
+    if (latent_.kv_rank > 0) {
+        if (!kv_heads_) model.kv_heads = model.heads;
+        if (latent_.rope_dim == 0) model.latent.rope_dim = std::max<int64_t>(model.value_dim() / 4, 1) * 2;
+    }
     model.experts = experts.shape(model, flags);
     check_config(model);
     return model;
@@ -85,7 +107,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     model_.add_to(*this);
     add_input(
         "--load-hf", o.load_hf,
-        "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE or dots.llm1");
+        "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, dots.llm1 or "
+        "DeepSeek-V3");
     add("--hf-ignore", o.hf_ignore,
         "keys of its config.json that are not supported, to go on without them; vocab_size: train on text, whose bytes "
         "are then token ids, whatever the vocabulary [default: none]",
@@ -213,6 +236,9 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
+    if (o.mup && o.model.latent.kv_rank > 0)
+        usage_error("--mup {}: not supported with {} {}, which has products of two widths", *o.mup, kLatentRank,
+                    o.model.latent.kv_rank);
     model_.experts.read_balance(o.model, *this);
     if (!o.save_hf.empty()) check_hf_attention(o.model, "--save-hf");
     if (!o.load_hf.empty()) add_notes();

@@ -16,12 +16,15 @@ const std::vector<Family> kFamilies = {
     {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true, false, 32768, 1e-6, 1e4, false, 28, true},
     {"mixtral", "MixtralForCausalLM", 8, 0, false, false, true, 131072, 1e-5, 1e6},
     {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true, 32768},
-    {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, 2048, 1e-6, 1e4, true, 62, true}};
+    {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, 2048, 1e-6, 1e4, true, 62, true},
+    {"deepseek_v3", "DeepseekV3ForCausalLM", 128, 0, false, false, true, 4096, 1e-6, 1e4, true, 0, false, true}};
 
 // Mistral without a window is the same model as Llama, whose class insists on a hidden size that is divisible by the
 // heads, and has no windows.
 const Family& family_of(const LlamaConfig& c) {
     const auto fits = [&c](const Family& family) {
+        if (family.latent != (c.latent.kv_rank > 0)) return false;
+        if (family.latent && !c.is_sparse()) return true;
         return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm && family.experts == c.is_sparse() &&
                family.sigmoid == c.experts.sigmoid &&
                (c.family.empty() ? family.name != std::string("llama") || (c.hidden % c.heads == 0 && c.window == 0)
@@ -34,6 +37,9 @@ const Family& family_of(const LlamaConfig& c) {
 
 void check_hf_attention(const LlamaConfig& c, const std::string& flag) {
     if (c.sinks) usage_error("{}: no family of Hugging Face that is supported has --sinks on (try off)", flag);
+    if (c.window > 0 && c.latent.kv_rank > 0)
+        usage_error("{}: no family of Hugging Face has --window {} with --kv-lora-rank (try --window 0)", flag,
+                    c.window);
     if (!c.windowed.empty() && !family_of(c).layer_types)
         usage_error("{}: all layers of {} have the window (try --window-every 1{})", flag, family_of(c).name,
                     c.is_sparse() ? "" : ", or --qk-norm on, as in Qwen3");
@@ -73,7 +79,17 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
                                                                : "float32"}};
     const std::string name = family.name;
     if (name == "qwen2") json.erase("attention_bias");  // it has biases of q, k, v in any case
-    if (name != "llama") json.erase("mlp_bias"), json["sliding_window"] = nullptr;
+    if (name != "llama") json.erase("mlp_bias");
+    if (name != "llama" && !family.latent) json["sliding_window"] = nullptr;
+    if (family.latent)
+        json.update({{"head_dim", c.latent.rope_dim},  // as transformers writes it
+                     {"kv_lora_rank", c.latent.kv_rank},
+                     {"q_lora_rank", c.latent.q_rank > 0 ? ordered_json(c.latent.q_rank) : nullptr},
+                     {"qk_nope_head_dim", c.value_dim()},
+                     {"qk_rope_head_dim", c.latent.rope_dim},
+                     {"v_head_dim", c.value_dim()},
+                     {"num_nextn_predict_layers", 0},
+                     {"first_k_dense_replace", c.layers}});
     if (name.starts_with("qwen")) json["use_sliding_window"] = false;
     if (name.starts_with("mi")) json.erase("attention_bias");
     if (c.window > 0) json["sliding_window"] = c.window;

@@ -17,6 +17,7 @@ struct Family {
     bool sigmoid = false;      // as in DeepSeek-V3; with the attention of Qwen3
     int64_t full_layers = 0;   // default of max_window_layers: the layers before it have no window
     bool layer_types = false;  // have the last word
+    bool latent = false;       // latent attention; some layers, or all, may be dense
 };
 extern const std::vector<Family> kFamilies;
 

@@ -1,5 +1,5 @@
-// Reads the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and dots.llm1. What a file
-// leaves out has the default of the family's class in transformers.
+// Reads the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, dots.llm1 and DeepSeek-V3.
+// What a file leaves out has the default of the family's class in transformers.
 #include <filesystem>
 
 #include "01_single_gpu/complete/hf/families.h"
@@ -93,7 +93,7 @@ const Family& family_of(const JsonObject& keys) {
 void read_windows(const JsonObject& keys, const Family& family, LlamaConfig& config) {
     const std::string name = family.name;
     bool windows = name != "llama" && name != "mixtral" && !keys.is_null("sliding_window");
-    if (name == "mixtral") windows = keys.has("sliding_window");
+    if (name == "mixtral" || family.latent) windows = keys.has("sliding_window");
     if (name.starts_with("qwen")) windows = keys.flag("use_sliding_window", false) && windows;
     const bool bounded = keys.has("max_window_layers") && family.full_layers > 0;
     const int64_t first = bounded ? keys.integer("max_window_layers", kMaxLayers, 0) : family.full_layers;
@@ -149,10 +149,11 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
         return x;
     }
     x.ffn = keys.integer("moe_intermediate_size");
-    x.normalize = keys.flag("norm_topk_prob", false);
+    x.normalize = keys.flag("norm_topk_prob", family.latent);
     if (family.sigmoid) {
         x.sigmoid = true;
         x.shared = keys.integer("n_shared_experts", kMaxExperts);
+        if (family.latent) x.groups = 8, x.top_groups = 4, x.scale = 2.5, x.dense_layers = 3;  // its defaults
         if (keys.has("n_group")) x.groups = keys.integer("n_group");
         if (keys.has("topk_group")) x.top_groups = keys.integer("topk_group");
         if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor", 1e-6, 1000);
@@ -171,6 +172,21 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
             if (layer != x.dense_layers++) keys.refuse("mlp_only_layers", "must be [], or the first layers in order");
     }
     return x;
+}
+
+void read_latent(const JsonObject& keys, LlamaConfig& config) {
+    constexpr int64_t kMost = 1 << 20;
+    const bool direct = keys.is_null("q_lora_rank");
+    config.latent = {keys.integer("kv_lora_rank", kMost), direct ? 0 : keys.integer("q_lora_rank", kMost),
+                     keys.integer("qk_rope_head_dim", kMost)};
+    config.head_size = keys.integer("v_head_dim", kMost);
+    if (keys.integer("qk_nope_head_dim", kMost) != config.head_size)
+        keys.refuse("qk_nope_head_dim", fmt::format("only v_head_dim, {}, is supported", config.head_size));
+    keys.only("head_dim", config.latent.rope_dim, "only that of qk_rope_head_dim is supported");
+    keys.only("qk_head_dim", config.head_dim(), "only qk_nope_head_dim + qk_rope_head_dim is supported");
+    keys.only("rope_interleave", true, "only true is supported");
+    // The modules that predict further tokens are left out, as transformers leaves them out.
+    if (keys.has("num_nextn_predict_layers")) (void)keys.integer("num_nextn_predict_layers", kMaxLayers, 0);
 }
 
 }  // namespace
@@ -198,7 +214,10 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
     config.kv_heads = keys.has("num_key_value_heads") ? keys.integer("num_key_value_heads")
                       : family.kv_heads == 0 || keys.is_null("num_key_value_heads") ? config.heads
                                                                                     : family.kv_heads;
-    config.head_size = keys.has("head_dim") ? keys.integer("head_dim") : family.head_dim;
+    if (family.latent)
+        read_latent(keys, config);
+    else
+        config.head_size = keys.has("head_dim") ? keys.integer("head_dim") : family.head_dim;
     if (config.head_size * config.heads == config.hidden) config.head_size = 0;
     config.ffn = keys.integer("intermediate_size");
     config.vocab = keys.integer("vocab_size");
@@ -207,7 +226,10 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
     config.context = keys.has("max_position_embeddings") ? keys.integer("max_position_embeddings") : family.context;
     config.rope_theta = family.rope_theta;
     read_rope(keys, config, ignored);
-    if (family.experts) config.experts = read_experts(keys, family);
+    const bool dense = family.latent && keys.has("first_k_dense_replace") &&
+                       keys.integer("first_k_dense_replace", kMaxLayers, 0) >= config.layers;
+    if (family.experts && (!dense || keys.has("n_routed_experts"))) config.experts = read_experts(keys, family);
+    if (dense) config.experts = {};
     read_windows(keys, family, config);
     config.sinks = keys.flag(kOwnSinks, false);
     refuse_others(keys, "", ignored);
@@ -230,6 +252,8 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
                           .vocab = "vocab_size",
                           .head_dim = "head_dim",
                           .window = "sliding_window",
+                          .kv_rank = "kv_lora_rank",
+                          .rope_dim = "qk_rope_head_dim",
                           .experts = experts_key(keys, family),
                           .top_k = "num_experts_per_tok",
                           .dense_layers = family.sigmoid ? "first_k_dense_replace" : "mlp_only_layers of length",

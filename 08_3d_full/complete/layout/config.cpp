@@ -77,6 +77,9 @@ void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks
     const Mesh& mesh = config.mesh;
     const LlamaConfig& c = options.model;
     check_experts(config, options);
+    if (c.latent.kv_rank > 0 && config.fp8.recipe != "off")
+        usage_error("--fp8 {}: not supported with --kv-lora-rank {} (try --fp8 off)", config.fp8.recipe,
+                    c.latent.kv_rank);
     check_tensor_parallel(c, options.seq_len, mesh.tp, config.tensor);
     const ContextLayout context = context_layout(config, options);
     if (context.ulysses > 1 && mesh.tp > 1) {
