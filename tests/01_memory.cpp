@@ -27,7 +27,9 @@ Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, 
         for (int64_t i = 0; i < rows; ++i) ids[i] = int32_t(i % config.vocab), positions[i] = int32_t(i % seq_len);
         const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {rows}, options.device); };
         Tape tape;
-        model.forward(tape, {sequences, seq_len, up(ids), up(ids), up(positions), 1.0 / double(rows)});
+        Batch batch{sequences, seq_len, up(ids), up(ids), up(positions), 1.0 / double(rows)};
+        if (config.multi_token) batch.next_tokens = up(ids), batch.next_targets = up(ids);
+        model.forward(tape, batch);
         tape.backward();
         adamw.update(1, 1e-3, 1);
     }
@@ -62,6 +64,11 @@ LlamaConfig with_latents(LlamaConfig config, const Latent& latent) {
     return config;
 }
 
+LlamaConfig with_further_token(LlamaConfig config) {
+    config.multi_token = true;
+    return config;
+}
+
 const std::vector<LlamaConfig> kShapes = {
     shape(4, 128, 8, 4, 384, 256),                       // the default
     shape(1, 64, 4, 4, 160, 2000),                       // the head dominates
@@ -74,6 +81,8 @@ const std::vector<LlamaConfig> kShapes = {
     with_experts(shape(4, 64, 4, 2, 160, 50), {.count = 6, .top_k = 3, .ffn = 24, .shared = 1, .dense_layers = 1}),
     with_latents(shape(3, 64, 4, 4, 160, 50), {.kv_rank = 24, .q_rank = 40, .rope_dim = 8}),
     with_latents(shape(2, 64, 4, 4, 640, 50), {.kv_rank = 16, .rope_dim = 4}),
+    with_further_token(shape(3, 64, 4, 2, 160, 50)),
+    with_further_token(shape(1, 64, 4, 4, 160, 2000)),
 };
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full};

@@ -33,7 +33,8 @@ struct Drawn {
         return fmt::format(
             "{} x {}, {}/{} heads of {}{}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
             "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {} every {}, lr {}, init std {}, "
-            "document token {}, loss by {} rows, window {} in {} of the layers, sinks {}, latents {} {} {}, {}",
+            "document token {}, loss by {} rows, window {} in {} of the layers, sinks {}, latents {} {} {}, further "
+            "token {}, {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
             m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.tied ? ", tied" : "", m.ffn,
             m.vocab, options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(),
@@ -41,7 +42,7 @@ struct Drawn {
             config.zero.prefetch, config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm,
             options.recompute, options.recompute_every, options.lr, options.init_std,
             options.document_token.value_or(-1), options.loss_chunk, m.window, m.window_share(), m.sinks,
-            m.latent.kv_rank, m.latent.q_rank, m.latent.rope_dim, options.optimizer);
+            m.latent.kv_rank, m.latent.q_rank, m.latent.rope_dim, m.multi_token, options.optimizer);
     }
 };
 
@@ -110,6 +111,7 @@ inline Drawn draw(const Text& text, int64_t ranks, uint64_t layout, uint64_t att
         o.model.latent = {dice.one_of({3, 8, 10}), dice.one_of({0, 6, 9}), dice.one_of({2, 4})};
         o.model.kv_heads = o.model.heads;
     }
+    o.model.multi_token = !o.model.tied && dice.below(2) == 0;
     return drawn;
 }
 

@@ -21,12 +21,14 @@ constexpr LlamaConfig make_config() {
 
 struct Tokens {
     int64_t sequences = 2, seq_len = 7;
-    std::vector<int32_t> tokens, targets, positions;
+    std::vector<int32_t> tokens, targets, positions, next_tokens, next_targets;
     Tokens() {
         for (int64_t i = 0; i < sequences * seq_len; ++i) {
             tokens.push_back(int32_t(random_bits(5, i) % 20));
             targets.push_back(int32_t(random_bits(6, i) % 20));
             positions.push_back(int32_t(i % seq_len));
+            next_tokens.push_back(int32_t(random_bits(7, i) % 20));
+            next_targets.push_back(i % seq_len == seq_len - 1 ? -1 : int32_t(random_bits(8, i) % 20));
         }
     }
     Batch batch(int64_t window = 0) const {
@@ -35,6 +37,7 @@ struct Tokens {
         std::vector<int32_t> starts;
         for (const int32_t t : positions) starts.push_back(t + 1 - int32_t(window));
         if (window > 0) batch.window_starts = DocumentStarts(starts, Device::cpu);
+        batch.next_tokens = up(next_tokens), batch.next_targets = up(next_targets);
         return batch;
     }
 };
@@ -117,7 +120,7 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
             const double* row = &w.at("model.embed_tokens.weight")[data.tokens[first + t] * c.hidden];
             x.emplace_back(row, row + c.hidden);
         }
-        for (int64_t layer = 0; layer < c.layers; ++layer) {
+        const auto run_block = [&](int64_t layer, std::vector<Doubles>& x) {
             const auto find = [&](const char* name, const char* what = "weight", bool there = true) -> const Doubles& {
                 static const Doubles none;
                 return there ? w.at(fmt::format("model.layers.{}.{}.{}", layer, name, what)) : none;
@@ -178,15 +181,31 @@ inline double reference_loss(const LlamaConfig& c, const Weights& w, const Token
                 for (int64_t f = 0; f < c.ffn; ++f) gate[f] *= up[f] / (1 + std::exp(-gate[f]));
                 add_to(x[t], times(down_proj, gate));
             }
-        }
+        };
+        for (int64_t layer = 0; layer < c.layers; ++layer) run_block(layer, x);
         const Doubles& head = w.at(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
         const Doubles& last_norm = w.at("model.norm.weight");
-        for (int64_t t = 0; t < data.seq_len; ++t) {
-            const Doubles logits = times(head, normed(x[t], last_norm, c.norm_eps));
+        const auto loss_of = [&](const Doubles& h, int32_t target) {
+            const Doubles logits = times(head, h);
             double sum = 0;
             for (double logit : logits) sum += std::exp(logit);
-            loss += std::log(sum) - logits[data.targets[first + t]];
+            return target < 0 ? 0 : std::log(sum) - logits[target];
+        };
+        for (Doubles& h : x) h = normed(h, last_norm, c.norm_eps);
+        for (int64_t t = 0; t < data.seq_len; ++t) loss += loss_of(x[t], data.targets[first + t]);
+        if (!c.multi_token) continue;
+        const std::string prefix = fmt::format("model.layers.{}.", c.layers);
+        std::vector<Doubles> u;
+        for (int64_t t = 0; t < data.seq_len; ++t) {
+            const double* row = &w.at("model.embed_tokens.weight")[data.next_tokens[first + t] * c.hidden];
+            Doubles both = normed(Doubles(row, row + c.hidden), w.at(prefix + "enorm.weight"), c.norm_eps);
+            for (const double h : normed(x[t], w.at(prefix + "hnorm.weight"), c.norm_eps)) both.push_back(h);
+            u.push_back(times(w.at(prefix + "eh_proj.weight"), both));
         }
+        run_block(c.layers, u);
+        for (int64_t t = 0; t < data.seq_len; ++t)
+            loss += 0.3 * loss_of(normed(u[t], w.at(prefix + "shared_head.norm.weight"), c.norm_eps),
+                                  data.next_targets[first + t]);
     }
     return loss / double(data.tokens.size());
 }
@@ -252,6 +271,9 @@ inline std::vector<Family> families() {
     LlamaConfig& direct = add("latent attention, queries of x, wide heads, scaled RoPE, a window, sinks");
     direct.kv_heads = direct.heads, direct.head_size = 6, direct.latent = {.kv_rank = 12, .rope_dim = 4};
     direct.rope_scaling = RopeScaling{.factor = 3, .linear = true}, direct.window = 3, direct.sinks = true;
+    LlamaConfig& further = add("multi-token prediction, latent attention, a window in the first layer");
+    further.kv_heads = further.heads, further.latent = {.kv_rank = 12, .rope_dim = 2}, further.multi_token = true;
+    further.layers = 1, further.window = 3, further.windowed = {true};
     return list;
 }
 
@@ -261,6 +283,9 @@ inline void draw_vectors(Llama& model) {
     for (Block& block : model.blocks) {
         std::vector<Param*> list = {&block.q_bias, &block.k_bias, &block.v_bias, &block.q_norm, &block.k_norm};
         if (block.latent) list.insert(list.end(), {&block.latent->q_a_norm, &block.latent->kv_a_norm});
+        if (model.multi_token && &block == &model.blocks.back())
+            list.insert(list.end(), {&model.multi_token->embedding_norm, &model.multi_token->hidden_norm,
+                                     &model.multi_token->norm});
         for (Param* param : list)
             if (param->data) {
                 Doubles drawn = randoms(param->data.size(), ++key);
@@ -273,9 +298,9 @@ inline void draw_vectors(Llama& model) {
 inline double run_model(Llama& model, const Tokens& data) {
     for (Param* param : model.params()) fill(param->grad, 0);
     Tape tape;
-    const double loss = read(model.forward(tape, data.batch(model.config.window)).data)[0];
+    const std::vector<double> losses = read(model.forward(tape, data.batch(model.config.window)).data);
     tape.backward();
-    return loss;
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
 
 }  // namespace train70b::test

@@ -143,16 +143,20 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
     if (c.window == 1 || c.window < 0)
         usage_error("{}{} {}: must be at least 2 (a token and the one before it)", n.where, n.window, c.window);
+    if (c.multi_token && c.tied) usage_error("{}--mtp on: not supported with --tied-embeddings on (try off)", n.where);
     check_experts(c, n);
 }
 
 void check_llama(const LlamaConfig& c) {
-    const bool experts = c.experts.count > 0;
-    if (experts || c.latent.kv_rank > 0)
+    const std::string flag = c.experts.count > 0    ? fmt::format("--experts {}", c.experts.count)
+                             : c.latent.kv_rank > 0 ? fmt::format("--kv-lora-rank {}", c.latent.kv_rank)
+                             : c.multi_token        ? "--mtp on"
+                                                    : "";
+    if (!flag.empty())
         usage_error(
-            "--{} {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, "
-            "05_pipeline or 08_3d_full)",
-            experts ? "experts" : "kv-lora-rank", experts ? c.experts.count : c.latent.kv_rank);
+            "{}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, 05_pipeline or "
+            "08_3d_full)",
+            flag);
 }
 
 namespace {
@@ -193,7 +197,8 @@ int64_t LlamaConfig::block_vectors(int64_t tp) const {
 int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
     // What a sparse block has more than a dense one: the router, and other MLPs.
     const int64_t more = (experts.count + 3 * ((experts_of_layer + experts.shared) * experts.ffn - ffn)) * hidden;
-    return layers * block_parameters() + sparse_layers() * more + hidden + (tied ? 1 : 2) * vocab * hidden;
+    const int64_t module = multi_token ? block_parameters() + (2 * hidden + 3) * hidden + is_sparse() * more : 0;
+    return layers * block_parameters() + sparse_layers() * more + hidden + (tied ? 1 : 2) * vocab * hidden + module;
 }
 
 double LlamaConfig::window_share() const {
@@ -208,8 +213,10 @@ double LlamaConfig::attended(double seq_len) const {
 }
 
 double flops_per_token(const LlamaConfig& c, double attended) {
-    const double active = double(c.active_parameters()) - double((c.tied ? 0 : 1) * c.vocab * c.hidden);
-    return 6.0 * active + 3.0 * double(c.layers * (c.q_width() + c.out_width())) * attended;  // scores, values
+    const int64_t uses = 1 + c.multi_token;  // of the head
+    const double active = double(c.active_parameters() + (uses - (c.tied ? 1 : 2)) * c.vocab * c.hidden);
+    const int64_t blocks = c.layers + c.multi_token;
+    return 6.0 * active + 3.0 * double(blocks * (c.q_width() + c.out_width())) * attended;  // scores, values
 }
 
 namespace {
@@ -262,18 +269,24 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
                                                       : a * E + 12 * S;
         return bytes;
     };
-    const BlockBytes last = block_of(c.layers - 1);
-    const Recompute level = level_of(c.layers - 1);  // in the turn of blocks before it less is kept
+    const int64_t last_layer = c.layers - (c.multi_token ? 0 : 1);
+    const BlockBytes last = block_of(last_layer);
+    const Recompute level = level_of(last_layer);  // in the turn of blocks before it less is kept
     double blocks = 0;
     for (int64_t layer = 0; layer < c.layers; ++layer) blocks += block_of(layer).saved;
 
     // Batch indices (3 x 4 bytes, with windows 4 x 4) and the end of the residual stream: the final norm's input, later
     // its gradient.
-    const double fixed = (c.hides_keys(seq_len) ? 4 : 3) * 4 + a * E;
+    double fixed = (c.hides_keys(seq_len) ? 4 : 3) * 4 + a * E;
+    const double part = double(divided.loss_chunk) / double(batch * seq_len);
+    const bool by_chunks = part > 0 && part < 1;
+    if (c.multi_token) {  // its block and what is around it, two indices; the main logits, which wait for it
+        fixed += 2 * 4 + a * (by_chunks ? E : double(V)) + a * 2 * E;
+        if (level != Recompute::full) fixed += last.saved + a * 3 * E + 3 * norm;
+    }
     // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms. By chunks:
     // the logits of some of the rows, and the gradient of these once more.
-    const double part = double(divided.loss_chunk) / double(batch * seq_len);
-    const double head = a * (2 * E + (part > 0 && part < 1 ? part * double(V + c.hidden) : double(V))) + norm;
+    const double head = a * (2 * E + (by_chunks ? part * double(V + c.hidden) : double(V))) + norm;
     // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
     // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.
     // Experts: d out while their outputs are still there; dh without them; dh and d gate_up without h.
@@ -288,7 +301,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
         if (level == Recompute::selective) attention += a * q + s * H + up_products + normed_latents;
     }
     if (level == Recompute::full)  // the full block without its input, which was saved; forward, then backward
-        mlp = last.everything - a * E + std::max(mlp, 2.0 * a * E);
+        mlp = last.everything - a * E + std::max(mlp, 2.0 * a * E) + (c.multi_token ? a * 4 * E + 3 * norm : 0);
     const double working = std::max({head, mlp, attention}), tokens = double(batch * seq_len);
     const auto bytes = [tokens](double per_token) { return std::llround(per_token * tokens); };
     return {bytes(blocks / double(c.layers)), bytes(fixed), bytes(working), bytes(blocks + fixed + working)};

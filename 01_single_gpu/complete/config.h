@@ -74,6 +74,7 @@ struct LlamaConfig {
     std::vector<bool> windowed;  // by layer; empty: all are
     bool sinks = false;          // gpt-oss: a learned logit of each head in its softmax (ops/sinks.h)
     Latent latent;
+    bool multi_token = false;  // one more block predicts the token after the next (multi_token.h)
     // Of a loaded model: what --save-hf writes again.
     std::string family;  // model_type; empty: the first that fits
     std::string kept;    // other keys of its config.json, as a JSON object
@@ -90,7 +91,11 @@ struct LlamaConfig {
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
-    bool has_window(int64_t layer) const { return window > 0 && (windowed.empty() || windowed[size_t(layer)]); }
+    // Whether first and last stage of a pipeline have the embedding's matrix.
+    bool embeds_twice() const { return tied || multi_token; }
+    bool has_window(int64_t layer) const {  // multi_token's block: with a pattern none
+        return window > 0 && (windowed.empty() || (layer < layers && windowed[size_t(layer)]));
+    }
     int64_t window_of(int64_t layer) const { return has_window(layer) ? window : 0; }
     bool hides_keys(int64_t seq_len) const { return window > 0 && window < seq_len; }
     double window_share() const;  // of the layers
@@ -132,7 +137,7 @@ struct DimensionNames {
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
-// Usage error for experts and latent attention: of the programs that do not divide them.
+// Usage error for experts, latent attention and multi-token prediction: of the programs that do not divide them.
 void check_llama(const LlamaConfig& config);
 
 // The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).

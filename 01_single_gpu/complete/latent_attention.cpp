@@ -11,29 +11,6 @@ constexpr double kLatentEps = 1e-6;  // of DeepSeek's code, whatever rms_norm_ep
 
 Tensor empty(const Tensor& like, int64_t cols) { return Tensor({like.rows(), cols}, like.dtype(), like.device()); }
 
-// The first columns of each row, the next ones, ...
-std::vector<Var> split_columns(Tape& tape, const Var& x, const std::vector<int64_t>& widths) {
-    std::vector<Var> parts;
-    std::vector<std::shared_ptr<Tensor>> grads;
-    int64_t begin = 0;
-    for (const int64_t width : widths) {
-        parts.push_back({.data = empty(x.data, width)});
-        grads.push_back(parts.back().grad);
-        copy_columns(parts.back().data, 0, x.data, begin, width);
-        begin += width;
-    }
-    tape.record([grads, dx = x.grad, cols = begin] {
-        Tensor all = empty(*grads[0], cols);
-        int64_t at = 0;
-        for (const auto& grad : grads) {
-            copy_columns(all, at, *grad, 0, grad->cols());
-            at += grad->cols();
-        }
-        accumulate(*dx, all);
-    });
-    return parts;
-}
-
 QKV heads_of(Tape& tape, const Var& q_in, const Var& kv, const Var& k_rope, const Tensor& positions, const Rope& rope) {
     const auto make = [positions, rope](const Tensor& q_in, const Tensor& kv, const Tensor& k_rope) {
         std::array<Tensor, 3> parts = {Tensor::like(q_in), Tensor::like(q_in), Tensor::like(q_in)};

@@ -1,5 +1,6 @@
 #include "01_single_gpu/complete/layers.h"
 
+#include "01_single_gpu/ops/latent_heads.h"
 #include "01_single_gpu/ops/sinks.h"
 
 namespace train70b {
@@ -69,6 +70,59 @@ Var add(Tape& tape, const Var& a, const Var& b) {
     tape.record([da = a.grad, db = b.grad, dy = y.grad] {
         accumulate(*da, *dy);
         accumulate(*db, *dy);
+    });
+    return y;
+}
+
+namespace {
+Tensor joined_columns(const std::vector<Tensor>& parts) {
+    int64_t cols = 0, begin = 0;
+    for (const Tensor& part : parts) cols += part.cols();
+    Tensor all({parts[0].rows(), cols}, parts[0].dtype(), parts[0].device());
+    for (const Tensor& part : parts) {
+        copy_columns(all, begin, part, 0, part.cols());
+        begin += part.cols();
+    }
+    return all;
+}
+
+std::vector<Tensor> columns_of(const Tensor& x, const std::vector<int64_t>& widths) {
+    std::vector<Tensor> parts;
+    int64_t begin = 0;
+    for (const int64_t width : widths) {
+        parts.emplace_back(Shape{x.rows(), width}, x.dtype(), x.device());
+        copy_columns(parts.back(), 0, x, begin, width);
+        begin += width;
+    }
+    return parts;
+}
+}  // namespace
+
+std::vector<Var> split_columns(Tape& tape, const Var& x, const std::vector<int64_t>& widths) {
+    std::vector<Var> vars;
+    std::vector<std::shared_ptr<Tensor>> grads;
+    for (const Tensor& part : columns_of(x.data, widths)) grads.push_back(vars.emplace_back(Var{.data = part}).grad);
+    tape.record([grads, dx = x.grad] {
+        std::vector<Tensor> parts;
+        for (const auto& grad : grads) parts.push_back(*grad);
+        accumulate(*dx, joined_columns(parts));
+    });
+    return vars;
+}
+
+Var join_columns(Tape& tape, const std::vector<Var>& vars) {
+    std::vector<Tensor> parts;
+    std::vector<std::shared_ptr<Tensor>> grads;
+    std::vector<int64_t> widths;
+    for (const Var& var : vars) {
+        parts.push_back(var.data);
+        grads.push_back(var.grad);
+        widths.push_back(var.data.cols());
+    }
+    Var y{.data = joined_columns(parts)};
+    tape.record([grads, widths, dy = y.grad] {
+        const std::vector<Tensor> pieces = columns_of(*dy, widths);
+        for (size_t i = 0; i < grads.size(); ++i) accumulate(*grads[i], pieces[i]);
     });
     return y;
 }

@@ -18,6 +18,8 @@ struct Batch {
     DocumentStarts document_starts;
     DocumentStarts window_starts;  // in layers with a window: of it and the document; empty: it hides no key
     Tensor order;                  // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
+    // Of multi-token prediction: the token behind each, and its target; empty: none, as in evaluations.
+    Tensor next_tokens, next_targets, next_order;
     // (query, key) of the whole sequences, all ranks together, in the mean of the layers; 0 without document_starts
     double document_pairs = 0;
     int64_t whole_len = 0;      // tokens of a sequence, all ranks together
@@ -43,6 +45,8 @@ Var multiply(Tape& tape, const Var& x, Linear& linear);  // in the parameters' d
 
 Var embedding(Tape& tape, const Batch& batch, Param& table);  // (R, E); zeros for tokens whose row another rank holds
 Var add(Tape& tape, const Var& a, const Var& b);
+std::vector<Var> split_columns(Tape& tape, const Var& x, const std::vector<int64_t>& widths);  // (R, sum) -> (R, each)
+Var join_columns(Tape& tape, const std::vector<Var>& parts);                                   // the inverse
 Var rmsnorm(Tape& tape, const Var& x, Param& weight, double eps);
 struct SumAndNorm {
     Var sum, normed;

@@ -140,6 +140,15 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
             block.recompute_ = recompute_in(layer, o.recompute, o.recompute_every);
             if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
         }
+    if (s.head && c.multi_token) {
+        multi_token = std::make_unique<MultiToken>(c, o.init_std);
+        Block& block = blocks.emplace_back(c, c.layers, o.init_std);
+        block.recompute_ = recompute_in(c.layers, o.recompute, o.recompute_every);
+        if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
+        for (Param* param : multi_token->params()) block.unit.params.push_back(param);
+        multi_token->embedding_unit = {"next embedding", {}, {}, &embedding_unit};
+        multi_token->head_unit = {"next head", {}, {}, &head_unit};
+    }
     if (s.head) {
         final_norm = make_param("model.norm.weight", {c.hidden}, 0);
         if (c.tied) {
@@ -186,10 +195,14 @@ std::vector<Unit*> Llama::units() {
 std::vector<Unit*> Llama::units_run() {
     std::vector<Unit*> list;
     if (stage.embedding) list.push_back(&embedding_unit);
-    for (Block& block : blocks)
-        for (Unit* unit : units_of(block)) list.push_back(unit);
+    for (size_t i = 0; i < stage_blocks(); ++i)
+        for (Unit* unit : units_of(blocks[i])) list.push_back(unit);
     if (stage.head) list.push_back(&head_unit);
     if (stage.head && config.tied) list.push_back(&tied_unit);
+    if (!multi_token) return list;
+    list.push_back(&multi_token->embedding_unit);
+    for (Unit* unit : units_of(blocks.back())) list.push_back(unit);
+    list.push_back(&multi_token->head_unit);
     return list;
 }
 
@@ -246,8 +259,12 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
 }
 
 // finish: of what the head multiplies, (R, E).
-Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish) {
-    const auto norm = [this](Tape& t, const Var& in) { return rmsnorm(t, in, final_norm, config.norm_eps); };
+Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish, Var* normed) {
+    const auto norm = [this, normed](Tape& t, const Var& in) {
+        const Var y = rmsnorm(t, in, final_norm, config.norm_eps);
+        if (normed) *normed = y;
+        return y;
+    };
     if (config.tied)
         return tied_unit.run(tape, head_unit.run(tape, x, norm), [this, finish](Tape& t, const Var& normed) {
             return finish(t, tensor_parallel->f(t, normed, head));
@@ -259,9 +276,8 @@ Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, con
 
 // --loss-chunk: forward and backward of a few rows after another, in the forward pass. So their logits are the only
 // ones that exist, and the gradients of x are kept in their place: E numbers per row, not V.
-Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch) {
+Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch, const Unit& unit, const LossOptions& how) {
     const int64_t rows = x.data.rows(), chunk = options.loss_chunk;
-    const Unit& unit = config.tied ? tied_unit : head_unit;
     if (tape.recording && unit.open_grads) unit.open_grads();
     Tensor dx = tape.recording ? Tensor::like(x.data) : Tensor();
     Var sum;
@@ -271,7 +287,7 @@ Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch) {
         Batch its = batch;
         its.targets = batch.targets.element_slice(begin, {end - begin});
         const Var in{.data = x.data.row_slice(begin, end)};
-        accumulate(sum.data, tensor_parallel->loss(part, head(part, in), its, *head.weights[0], loss_options).data);
+        accumulate(sum.data, tensor_parallel->loss(part, head(part, in), its, *head.weights[0], how).data);
         if (!tape.recording) continue;
         part.backward();
         Tensor to = dx.row_slice(begin, end);
@@ -281,16 +297,29 @@ Var Llama::loss_by_chunks(Tape& tape, const Var& x, const Batch& batch) {
     return sum;
 }
 
+// unit: whose parameters are the head's.
+Var Llama::loss_of(Tape& tape, const Var& normed, const Batch& batch, const Unit& unit, const LossOptions& how) {
+    if (options.loss_chunk > 0 && options.loss_chunk < normed.data.rows() && !on_logits)
+        return loss_by_chunks(tape, normed, batch, unit, how);
+    const Var scores = head(tape, normed);
+    if (on_logits) on_logits(scores.data);
+    return tensor_parallel->loss(tape, scores, batch, *head.weights[0], how);
+}
+
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
     Var x = hidden(tape, batch, input, chunk);
     if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
-    return run_head(tape, x, [this, batch](Tape& t, const Var& normed) {
-        if (options.loss_chunk > 0 && options.loss_chunk < normed.data.rows() && !on_logits)
-            return loss_by_chunks(t, normed, batch);
-        const Var scores = head(t, normed);
-        if (on_logits) on_logits(scores.data);
-        return tensor_parallel->loss(t, scores, batch, *head.weights[0], loss_options);
-    });
+    Var normed;
+    const Unit& unit = config.tied ? tied_unit : head_unit;
+    const Var loss = run_head(
+        tape, x, [&](Tape& t, const Var& in) { return loss_of(t, in, batch, unit, loss_options); }, &normed);
+    if (!multi_token || !batch.next_targets) return loss;
+    const Var added = multi_token_loss(tape, normed, batch);
+    Var all{.data = Tensor({loss_numbers()}, loss.data.dtype(), loss.data.device())};
+    Tensor first = all.data.row_slice(0, loss.data.size()), last = all.data.row_slice(loss.data.size(), loss_numbers());
+    copy(first, loss.data);
+    copy(last, added.data);
+    return all;
 }
 
 Var Llama::logits(Tape& tape, const Batch& batch) {

@@ -19,6 +19,7 @@
 #include "01_single_gpu/complete/config.h"
 #include "01_single_gpu/complete/latent_attention.h"
 #include "01_single_gpu/complete/layers.h"
+#include "01_single_gpu/complete/multi_token.h"
 #include "01_single_gpu/complete/unit.h"
 
 namespace train70b {
@@ -116,6 +117,7 @@ class Llama {
         int64_t mup_base = 0;
         int64_t loss_chunk = 0;  // rows of logits that exist at a time, in training; 0: all
         int64_t recompute_every = 1;
+        double multi_token_weight = 0.3;  // with LlamaConfig::multi_token
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
     Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
@@ -129,8 +131,9 @@ class Llama {
     Param embed_tokens, final_norm, lm_head;
     Linear head;
     Unit embedding_unit, head_unit;
-    Unit tied_unit;  // tied embeddings, where the head is
-    std::deque<Block> blocks;
+    Unit tied_unit;                                       // tied embeddings, where the head is
+    std::unique_ptr<MultiToken> multi_token;              // with LlamaConfig::multi_token, where the head is; else null
+    std::deque<Block> blocks;                             // of the stage's layers; then multi_token's
     const TensorParallelOps* tensor_parallel;             // not owned; never null
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R, V_l) before each loss
 
@@ -139,8 +142,10 @@ class Llama {
     std::vector<Param*> params();    // of all units
     // The feed-forward half, of this stage, that the buffer of this name belongs to; null: none.
     const FeedForward* with_buffer(const std::string& name) const;
-    // Tied embeddings: the head's stage has the matrix as well.
-    bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
+    // The head's stage may have the matrix as well.
+    bool has_embedding_matrix() const { return stage.embedding || (config.embeds_twice() && stage.head); }
+    // Of a training loss: loss_options', then what multi-token prediction adds. An evaluation's has no more than those.
+    int64_t loss_numbers() const { return loss_options.numbers() + config.multi_token; }
     bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }
 
     // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
@@ -157,8 +162,13 @@ class Llama {
   private:
     void apply_mup();
     Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
-    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish);
-    Var loss_by_chunks(Tape& tape, const Var& x, const Batch& batch);
+    size_t stage_blocks() const { return blocks.size() - (multi_token ? 1 : 0); }
+    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish,
+                 Var* normed = nullptr);
+    Var loss_of(Tape& tape, const Var& normed, const Batch& batch, const Unit& unit, const LossOptions& how);
+    Var loss_by_chunks(Tape& tape, const Var& x, const Batch& batch, const Unit& unit, const LossOptions& how);
+    Batch next_batch(const Batch& batch) const;
+    Var multi_token_loss(Tape& tape, const Var& hidden, const Batch& batch);
 };
 
 }  // namespace train70b

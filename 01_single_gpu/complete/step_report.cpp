@@ -60,6 +60,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
     ordered_json json = {{"event", "step"}, {"step", r.step}, {"loss", significant_digits(r.loss, dtype)}};
     if (r.z_loss) json["z_loss"] = significant_digits(*r.z_loss, dtype);
+    if (r.multi_token_loss) json["mtp_loss"] = significant_digits(*r.multi_token_loss, dtype);
     json.update({{"grad_norm", significant_digits(r.grad_norm, dtype)},
                  {"lr", r.lr},
                  {"param_norm", significant_digits(r.param_norm, dtype)},

@@ -39,17 +39,17 @@ struct StepReport {
     struct Size {
         int64_t sequences, seq_len;
     };
-    std::optional<Size> size;                   // of the global batch, where it varies from step to step
-    std::optional<double> z_loss;               // what it adds to the loss, where there is one
-    std::shared_ptr<const ReportPart> part;     // null: none
-    std::optional<double> noise_scale;          // tokens; NaN: not known yet
-    double flops = 0;                           // model FLOPs of all ranks
-    std::optional<double> mfu;                  // model FLOPs / peak FLOPs, if the peak is known
-    std::optional<double> attention_pairs;      // (query, key) of the global batch, with --document-token
-    MemoryBytes memory{};                       // after the update
-    MemoryPeak peak;                            // since the step began
-    std::optional<DeviceMemory> device_memory;  // after the step, on a GPU
-    double waited_s = 0;                        // seconds in which this rank's own work waited for communication
+    std::optional<Size> size;                        // of the global batch, where it varies from step to step
+    std::optional<double> z_loss, multi_token_loss;  // what they add to the loss, where there are such
+    std::shared_ptr<const ReportPart> part;          // null: none
+    std::optional<double> noise_scale;               // tokens; NaN: not known yet
+    double flops = 0;                                // model FLOPs of all ranks
+    std::optional<double> mfu;                       // model FLOPs / peak FLOPs, if the peak is known
+    std::optional<double> attention_pairs;           // (query, key) of the global batch, with --document-token
+    MemoryBytes memory{};                            // after the update
+    MemoryPeak peak;                                 // since the step began
+    std::optional<DeviceMemory> device_memory;       // after the step, on a GPU
+    double waited_s = 0;                             // seconds in which this rank's own work waited for communication
     std::map<std::string, int64_t> comm_bytes;
     std::optional<Straggler> straggler;  // where there are several ranks
 };

@@ -39,7 +39,7 @@ Llama::Options TrainOptions::llama() const {
             device_kind(),   recompute_of(recompute),
             init_std,        z_loss,
             mup.value_or(0), loss_chunk,
-            recompute_every};
+            recompute_every, multi_token_weight};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }

@@ -59,7 +59,7 @@ struct TrainOptions {
     std::string lr_schedule = "cosine";
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     bool skip_step = false;
-    double z_loss = 0;
+    double z_loss = 0, multi_token_weight = 0.3;
     int64_t recompute_every = 1;  // blocks
     int64_t loss_chunk = 0;       // rows of logits at a time; 0: all of a micro-batch
     std::optional<int64_t> mup;   // base hidden size

@@ -111,7 +111,8 @@ StepReport Trainer::step(int64_t number) {
     Span span("update", "phase");
     const std::vector<double> local = read(loss), losses = groups.sum_loss(local);
     report.loss = losses[0];
-    if (losses.size() > 1) report.z_loss = losses[1];
+    if (model.loss_options.z_loss > 0) report.z_loss = losses[1];
+    if (model.config.multi_token) report.multi_token_loss = losses.back();
     loss = Tensor();
     report.grad_norm = norm(Which::grad);
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;

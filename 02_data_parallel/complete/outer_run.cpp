@@ -40,7 +40,7 @@ void check_outer_steps(const OuterOptions& o, const TrainOptions& run, const Fla
     if (o.every % o.fragments != 0)
         usage_error("--outer-steps {} is not divisible by --outer-fragments {} (try {})", o.every, o.fragments,
                     std::gcd(o.every, o.fragments));
-    if (const int64_t units = run.model.layers + 2; o.fragments > units)
+    if (const int64_t units = run.model.layers + 2 + run.model.multi_token; o.fragments > units)
         usage_error("--outer-fragments {}: --layers {} with embedding and head are {} units (try --outer-fragments {})",
                     o.fragments, run.model.layers, units, std::gcd(o.every, units));
 }

@@ -169,6 +169,8 @@ void TensorParallel::shard_blocks(Llama& model) const {
 }
 
 void TensorParallel::shard_head(Llama& model) const {
+    if (model.multi_token)
+        for (Param* param : model.multi_token->params()) replicate_norm(*param);
     replicate_norm(model.final_norm);
     if (!model.config.tied) narrow_vocabulary(model.lm_head, ranks_.rank(), ranks_.size());
     use_column_parallel(model.head);

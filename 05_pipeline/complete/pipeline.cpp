@@ -66,11 +66,11 @@ Pipeline::~Pipeline() {
     for (Channel& channel : channels_) channel = {};
 }
 
-// Tied embeddings: the last stage's matrix is a copy of the first stage's. Each has the gradient of its own use, lookup
-// or product; the trainer sums the two once per step (sum_partial_gradients), so that both make the same update.
+// Tied embeddings, multi-token prediction: the last stage's matrix is a copy of the first stage's. Each has the gradient
+// of its own use, lookup or product; the trainer sums the two once per step (sum_partial_gradients), so that both make the same update.
 void Pipeline::tie_embeddings() {
     const int64_t first = schedule_.rank_of(0), last = schedule_.rank_of(schedule_.stage_count() - 1);
-    if (!model_.config.tied || first == last) return;
+    if (!model_.config.embeds_twice() || first == last) return;
     const Comm ends =
         ranks_.split([=](int rank) { return rank == first || rank == last ? 0 : -1; }, "tied", GroupLoad::light);
     if (!model_.has_embedding_matrix()) return;
@@ -136,7 +136,7 @@ void Pipeline::time(const Step& step, const std::function<void()>& work) {
 }
 
 Tensor Pipeline::no_loss() const {
-    Tensor zero({model_.loss_options.numbers()}, stats_dtype(model_.options.dtype), model_.options.device);
+    Tensor zero({model_.loss_numbers()}, stats_dtype(model_.options.dtype), model_.options.device);
     fill(zero, 0);
     return zero;
 }

@@ -110,7 +110,7 @@ constexpr const char* kFixed[] = {"seed",
                                   "mask-document-ends",
                                   "stochastic-rounding"};  // with a ramp --global-batch
 constexpr const char* kNoted[] = {"steps", "lr",  "min-lr", "warmup-steps", "lr-schedule", "weight-decay", "beta1",
-                                  "beta2", "eps", "clip",   "fp8-margin",   "z-loss",      "skip-step"};
+                                  "beta2", "eps", "clip",   "fp8-margin",   "z-loss",      "skip-step",    "mtp-loss"};
 
 // By the names of the flags.
 ordered_json shape_of(const LlamaConfig& c) {
@@ -129,7 +129,8 @@ ordered_json shape_of(const LlamaConfig& c) {
                           {"sinks", word(c.sinks)},
                           {"kv-lora-rank", c.latent.kv_rank},
                           {"q-lora-rank", c.latent.q_rank},
-                          {"qk-rope-head-dim", c.latent.rope_dim}};
+                          {"qk-rope-head-dim", c.latent.rope_dim},
+                          {"mtp", word(c.multi_token)}};
     const ordered_json other = other_part(c);
     for (const auto& [part, fields] : other.items()) shape.update(fields);
     return shape;

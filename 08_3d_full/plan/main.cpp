@@ -185,8 +185,9 @@ class Planner {
         if (request_.fp8.recipe != "off" && request_.tp_overlap == std::vector<std::string>{"on"})
             usage_error("--tp-overlap on: not supported with --fp8 {} (try --tp-overlap off, or --fp8 off)",
                         request_.fp8.recipe);
-        if (const int64_t rank = request_.model.latent.kv_rank; rank > 0)
-            usage_error("--kv-lora-rank {}: not supported by this program (try 08_3d_full --dry-run)", rank);
+        for (const auto& [flag, given] :
+             {std::pair("--kv-lora-rank", request_.model.latent.kv_rank > 0), {"--mtp on", request_.model.multi_token}})
+            if (given) usage_error("{}: not supported by this program (try 08_3d_full --dry-run)", flag);
         const int64_t experts = request_.model.experts.count;
         if (request_.fp8.recipe != "off" && experts > 0)
             usage_error("--fp8 {}: not supported with --experts (try --fp8 off)", request_.fp8.recipe);

@@ -47,7 +47,7 @@ Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
     return {.weights = several && (stage < 3),
             .states = several && (stage == 0 || hybrid),
             .tp = config.mesh.tp > 1,
-            .stages = model.tied && ends_apart(model, config),
+            .stages = model.embeds_twice() && ends_apart(model, config),
             .single = model.is_sparse() && config.mesh.ep == config.mesh.stage_ranks()};
 }
 
@@ -193,8 +193,7 @@ std::string ReplicaCheck::difference() {
     all.insert(all.end(), updated.begin(), updated.end());
     add(groups.tp, all, [](const Param& param) { return param.replicas > 1; });
     const Param& tied = model_.embed_tokens;
-    if (model_.config.tied && tied.partial_grad_group)
-        add(tied.partial_grad_group, all, [&](const Param& param) { return &param == &tied; });
+    if (tied.partial_grad_group) add(tied.partial_grad_group, all, [&](const Param& param) { return &param == &tied; });
     return text;
 }
 

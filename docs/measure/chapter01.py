@@ -53,4 +53,16 @@ def latent(runs):
     show(["", "weights", "`none`", "`pointwise`", "`selective`", "numbers kept to generate"], rows, "-:::::")
 
 
-PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches, "01_latent": latent}
+def multi_token(runs):
+    rows = []
+    for switch in ("off", "on"):
+        run = runs.run(1, "01_single_gpu", f"--steps 300 --mtp {switch}")
+        last = run.steps[-10:]
+        added = [step.get("mtp_loss", 0) / 0.3 for step in last]
+        rows.append([switch, f"{sum(step['loss'] for step in last) / 10:.3f}",
+                     f"{sum(added) / 10:.3f}" if switch == "on" else "–", *run.peaks("params", "activations")])
+    show(["`--mtp`", "loss, last 10 of 300 steps", "of the token after the next", "params", "activations"], rows, ":::::")
+
+
+PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches, "01_latent": latent,
+           "01_multi_token": multi_token}

@@ -31,6 +31,8 @@ def rope_frequencies(config):
 
 class Llama:
     def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0, balance=None):
+        if config.get("train70b_mtp"):
+            raise NotImplementedError("multi-token prediction")
         self.config, self.w, self.activations = config, weights, None
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]

@@ -102,6 +102,19 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
     const auto on_device = [&](const std::vector<int32_t>& values) { return train70b::upload(values, {rows}, device); };
     Batch batch{sequences, rows / sequences, on_device(token), on_device(target), on_device(position), loss_scale};
     batch.whole_len = seq_len;
+    if (model.multi_token && sequence_scale > 0) {
+        std::vector<int32_t> next, aim;  // of the last token: none, and what follows does not count
+        for (const auto [begin, count] : local.computed)
+            for (const Sample& sample : samples)
+                for (size_t t = size_t(begin); t < size_t(begin + count); ++t) {
+                    next.push_back(t + 1 < size_t(seq_len) ? sample.tokens[t + 1] : std::max(sample.targets[t], 0));
+                    aim.push_back(t + 1 < size_t(seq_len) ? sample.targets[t + 1] : -1);
+                }
+        batch.next_tokens = on_device(next);
+        batch.next_targets = on_device(aim);
+        if (device == Device::cuda)
+            batch.next_order = train70b::upload(rows_by_token(next), {rows}, device, Memory::workspace);
+    }
     batch.sequence_scale = sequence_scale;
     if (sorts_rows) batch.order = train70b::upload(rows_by_token(token), {rows}, device, Memory::workspace);
     const auto of_queries = [&](const std::vector<std::vector<int32_t>>& of_samples) {

@@ -20,7 +20,7 @@ std::vector<std::string> ModelFlags::names() {
     std::vector<std::string> list = {"--model",           "--layers",   "--hidden",       "--heads", "--kv-heads",
                                      "--head-dim",        "--qkv-bias", "--qk-norm",      "--ffn",   "--vocab",
                                      "--tied-embeddings", "--window",   "--window-every", "--sinks"};
-    list.insert(list.end(), {kLatentRank, "--q-lora-rank", "--qk-rope-head-dim"});
+    list.insert(list.end(), {kLatentRank, "--q-lora-rank", "--qk-rope-head-dim", "--mtp"});
     list.insert(list.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
     return list;
 }
@@ -50,6 +50,7 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--window", window_, "keys that a query sees, itself included; 0: all", integer_from(0));
     flags.add("--window-every", window_every_, "of so many layers the last sees all; 1: none does", count);
     add_choice("--sinks", sinks_, "a learned logit per head in attention's softmax, as in gpt-oss");
+    add_choice("--mtp", multi_token_, "one more block predicts the token after the next, as in DeepSeek-V3");
     const Check rank = integer_from(0, 1 << 20);
     flags.add(kLatentRank, latent_.kv_rank,
               "latent attention, as in DeepSeek-V3: size of keys' and values' latent; 0: none", rank);
@@ -77,6 +78,7 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     if (vocab_) model.vocab = *vocab_;
     if (flags.given("--tied-embeddings")) model.tied = tied_;
     if (sinks_) model.sinks = *sinks_;
+    if (multi_token_) model.multi_token = *multi_token_;
     model.window = window_;
     if (window_every_ > 1 && window_ == 0)
         usage_error("--window-every {}: needs --window N, the keys that a query sees", window_every_);
@@ -159,6 +161,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
                "no update where loss or gradient norm is 6 standard deviations above the mean of the last 128 updates "
                "(from the 65th on); what is not finite still ends the run");
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
+    add("--mtp-loss", o.multi_token_weight, "--mtp on: factor of its loss", positive0);
     model_.experts.add_balance(*this);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
         .default_text("");
@@ -236,6 +239,7 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
+    if (given("--mtp-loss") && !o.model.multi_token) usage_error("--mtp-loss: needs --mtp on");
     if (o.mup && o.model.latent.kv_rank > 0)
         usage_error("--mup {}: not supported with {} {}, which has products of two widths", *o.mup, kLatentRank,
                     o.model.latent.kv_rank);

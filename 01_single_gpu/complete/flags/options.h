@@ -23,7 +23,7 @@ class ModelFlags {
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
     Latent latent_;
-    std::optional<bool> qkv_bias_, qk_norm_, sinks_;
+    std::optional<bool> qkv_bias_, qk_norm_, sinks_, multi_token_;
     int64_t window_ = 0, window_every_ = 1;
     bool tied_ = false;
 };

@@ -36,6 +36,7 @@ const Family& family_of(const LlamaConfig& c) {
 }
 
 void check_hf_attention(const LlamaConfig& c, const std::string& flag) {
+    if (c.multi_token) usage_error("{}: has no place for the block of --mtp on (try off)", flag);
     if (c.sinks) usage_error("{}: no family of Hugging Face that is supported has --sinks on (try off)", flag);
     if (c.window > 0 && c.latent.kv_rank > 0)
         usage_error("{}: no family of Hugging Face has --window {} with --kv-lora-rank (try --window 0)", flag,
@@ -98,6 +99,7 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
         json[family.layer_types ? "layer_types" : kOwnLayerTypes].push_back(c.has_window(layer) ? "sliding_attention"
                                                                                                 : "full_attention");
     if (c.sinks) json[kOwnSinks] = true;
+    if (c.multi_token) json[kOwnMultiToken] = true;
     if (c.is_sparse()) add_expert_keys(json, c);
     if (c.context > 0) json["max_position_embeddings"] = c.context;
     if (c.rope_scaling && c.rope_scaling->linear)

@@ -19,7 +19,8 @@ LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& pat
                             std::vector<std::string> ignored = {});        // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // the content of config.json
 // Keys of config.json in checkpoints and references, for what no family has.
-inline constexpr const char *kOwnLayerTypes = "train70b_layer_types", *kOwnSinks = "train70b_sinks";
+inline constexpr const char *kOwnLayerTypes = "train70b_layer_types", *kOwnSinks = "train70b_sinks",
+                            *kOwnMultiToken = "train70b_mtp";
 // Usage error for what is no folder, and for one that has weights in another format only.
 void check_hf_folder(const std::string& dir);
 // Usage error, naming the flag that asks for such files, for attention or a feed-forward half that no family has.

@@ -232,6 +232,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path, std::ve
     if (dense) config.experts = {};
     read_windows(keys, family, config);
     config.sinks = keys.flag(kOwnSinks, false);
+    config.multi_token = keys.flag(kOwnMultiToken, false);
     refuse_others(keys, "", ignored);
     for (const std::string& key : ignored)
         if (key != "vocab_size") usage_error("--hf-ignore {}: {} has no such key, or it is not in the way", key, path);

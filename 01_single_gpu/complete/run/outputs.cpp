@@ -150,6 +150,7 @@ MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_
                    {"window_share", c.window_share()},
                    {"sinks", c.sinks},
                    {"tied", c.tied},
+                   {"mtp", c.multi_token},
                    {"ffn", c.ffn},
                    {"vocab", c.vocab},
                    {"experts", c.experts.count},
