@@ -60,7 +60,7 @@ class Checkpoint:
                 if name.startswith("experts/"):  # equal in all files
                     self.experts[name] = values
                     continue
-                if name.startswith("skip_step/"):
+                if name.startswith(("skip_step/", "loss_scale/")):
                     continue
                 state, param, *numbers = NAME.fullmatch(name).groups()
                 r0, r1, c0, c1 = (int(x) if x else default for x, default in zip(numbers, (0, 0, 0, 1)))

@@ -2,7 +2,8 @@
 
 Paul Tol's "bright" scheme: its colours can be told apart with every kind of colour vision.
 """
-BLUE, CYAN, GREEN, YELLOW, RED, PURPLE, GREY = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb")
+BLUE, CYAN, GREEN, YELLOW, RED, PURPLE, GREY = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377",
+                                                "#bbbbbb")
 
 # The kinds of the memory ledger, in its order.
 KINDS = {"params": BLUE, "grads": CYAN, "optimizer": GREEN, "activations": RED, "comm": PURPLE, "workspace": GREY,

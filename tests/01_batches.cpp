@@ -137,6 +137,40 @@ TEST_CASE("targets: the next token, or -1 where the mask says 0, and behind the 
     EXPECT(plain < 40);
 }
 
+TEST_CASE("multi-token prediction: the token behind each, and the one behind that as its target, in every division") {
+    const Sources sources;
+    const Dataset data = sources.data();
+    TrainOptions o = sources.options;
+    o.model.multi_token = true;
+    int64_t ends = 0, aims = 0;
+    for (const int64_t parts : {1, 2, 4}) {
+        Batches batches(o, data);
+        for (int64_t part = 0; part < parts; ++part) {
+            batches.of_rank = [=](int64_t length) {  // the later parts first: rows in another order
+                const TokenRange range{(parts - 1 - part) * length / parts, length / parts};
+                return RankTokens{{range}, {range}};
+            };
+            batches.begin_step(*one_rank(), *one_rank(), 1);
+            const Batch batch = batches.micro_batch(*one_rank(), 1, 0);
+            const std::vector<double> next = read(batch.next_tokens), aim = read(batch.next_targets);
+            const std::vector<Sample> samples = batches.global_batch(1);
+            const int64_t T = 16, count = T / parts, begin = (parts - 1 - part) * count;
+            REQUIRE(int64_t(next.size()) == batch.sequences * count);
+            for (int64_t i = 0; i < batch.sequences * count; ++i) {
+                const size_t t = size_t(begin + i % count);
+                const Sample& sample = samples[size_t(i / count)];
+                const bool end = sample.tokens[t] == 7;
+                EXPECT(next[size_t(i)] == sample.tokens[t + 1]);
+                const bool some = t + 1 < size_t(T) && !end;
+                EXPECT(aim[size_t(i)] == (some ? sample.targets[t + 1] : -1));
+                EXPECT((!some || aim[size_t(i)] < 0 || aim[size_t(i)] == sample.tokens[t + 2]));
+                ends += end, aims += aim[size_t(i)] >= 0;
+            }
+        }
+    }
+    EXPECT((ends > 0 && aims > 100));
+}
+
 TEST_CASE("a batch is a pure function of seed, step, rank and micro-batch: every division has the same samples") {
     const Sources sources;
     const Dataset data = sources.data();

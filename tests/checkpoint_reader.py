@@ -97,9 +97,9 @@ def read_files(folder, manifest):
         content = safetensors(blob)
         assert list(content) == entry["tensors"], entry["name"]
         for name, values in content.items():
-            if name.startswith(("fp8/", "experts/", "skip_step/")):
+            if name.startswith(("fp8/", "experts/", "skip_step/", "loss_scale/")):
                 count = (2 + int(manifest["flags"]["fp8-history"]) if name[0] == "f" else
-                         129 if name[0] == "s" else manifest["experts"]["experts"])
+                         129 if name[0] == "s" else 2 if name[0] == "l" else manifest["experts"]["experts"])
                 assert values.dtype == "<f4" and values.shape == (count,), name
                 rows.setdefault(name, []).append(values.tolist())
             else:

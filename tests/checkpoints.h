@@ -108,6 +108,7 @@ inline std::vector<Case> cases() {
     context.optimizer = "muon";
     v.pipeline.schedule = "zb-v";
     return {{"dp 8, ZeRO-0", "fp32", plain},
+            {"tp 2, dp 2, pp 2, ZeRO-1", "fp16", mixed},
             {"dp 2, tp 2, pp 2, ZeRO-1", "bf16", mixed},
             {"ZeRO-3, offload", "bf16", offload},
             {"ZeRO-3, hybrid shard, 8-bit moments", "fp32", hybrid},

@@ -131,14 +131,16 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
         usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.heads, c.heads, n.kv_heads, c.kv_heads,
                     n.kv_heads, std::gcd(c.heads, c.kv_heads));
     const std::string head_dim =
-        c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
-                        : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
+        c.latent.kv_rank > 0
+            ? fmt::format("{} {} + {} {} = {}", n.head_dim, c.value_dim(), n.rope_dim, c.latent.rope_dim, c.head_dim())
+        : c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
+                          : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
     if (c.latent.kv_rank > 0) check_latent(c, n);
     if (c.latent.kv_rank == 0 && c.head_dim() % 2 != 0)
         usage_error("{}{}: the head size must be even, because RoPE rotates pairs", n.where, head_dim);
     if (c.head_dim() > kMaxHeadDim)
         usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
-                    c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
+                    c.head_size > 0 || c.latent.kv_rank > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
     if (c.window == 1 || c.window < 0)

@@ -144,9 +144,12 @@ class Llama {
     const FeedForward* with_buffer(const std::string& name) const;
     // The head's stage may have the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.embeds_twice() && stage.head); }
-    // Of a training loss: loss_options', then what multi-token prediction adds. An evaluation's has no more than those.
+    // Of a training loss: those of loss_options, then what multi-token prediction adds, which evaluations leave out.
     int64_t loss_numbers() const { return loss_options.numbers() + config.multi_token; }
-    bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }
+    bool is_matrix_of_one_use(const Param& p) const {
+        return p.is_matrix() && !(config.embeds_twice() && &p == &embed_tokens) &&
+               !(config.multi_token && &p == &lm_head);
+    }
 
     // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
     void allocate_params(uint64_t seed);

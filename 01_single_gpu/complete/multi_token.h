@@ -1,6 +1,6 @@
 #pragma once
-// Multi-token prediction (DeepSeek-V3, 2024, section 2.2), with one module. From what the model knows of token i and the
-// embedding of token i+1, one more block predicts token i+2, with the model's own embedding and head:
+// Multi-token prediction (DeepSeek-V3, 2024, section 2.2), with one module. From the final hidden state of token i and
+// the embedding of token i+1, one more block predicts token i+2, with the model's own embedding and head:
 //
 //   u = W_p [norm(embedding(t_(i+1))) | norm(h_i)]      (R, 2E) -> (R, E);  h: behind the final norm
 //   loss = cross-entropy(head(h), t_(i+1)) + weight * cross-entropy(head(norm(block(u))), t_(i+2))

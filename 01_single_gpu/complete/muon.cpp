@@ -42,7 +42,8 @@ bool takes_muon(const Param& param) {
 }
 
 int64_t muon_elements(const LlamaConfig& c) {
-    return c.parameters() - c.layers * c.block_vectors() - c.hidden - (c.tied ? 1 : 2) * c.vocab * c.hidden;
+    const int64_t module = c.multi_token ? c.block_vectors() + 3 * c.hidden : 0;
+    return c.parameters() - c.layers * c.block_vectors() - module - c.hidden - (c.tied ? 1 : 2) * c.vocab * c.hidden;
 }
 
 double muon_share(const LlamaConfig& config) { return double(muon_elements(config)) / double(config.parameters()); }

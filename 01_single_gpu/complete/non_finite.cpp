@@ -85,6 +85,7 @@ std::string NonFinite::advice(int64_t step, const TrainOptions& o) const {
     for (const UsualValue& value : usual_values_of_other_part(o.model)) values.insert(values.begin(), value);
     for (const auto& [flag, value, usual] : values)
         if (value > 1000 * usual) return fmt::format("{} {} is extraordinary: usual is about {}", flag, value, usual);
+    if (o.loss_scale > 0) return fmt::format("--loss-scale {} may be too large: try 0, a dynamic one", o.loss_scale);
     if (o.eps < 1e-30) return fmt::format("--eps {} is extraordinary: usual is about 1e-8", o.eps);
     if (step > 1) return "try a lower --lr or more --warmup-steps";
     if (!o.load_hf.empty()) return fmt::format("nothing was trained yet: look at the weights in {}", o.load_hf);

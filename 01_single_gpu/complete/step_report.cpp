@@ -74,6 +74,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
     if (r.part) r.part->add_to(json, dtype);
     if (r.skipped) json["skipped"] = *r.skipped;
+    if (r.loss_scale) json["loss_scale"] = *r.loss_scale;
     if (r.targets) json["targets"] = *r.targets;
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},

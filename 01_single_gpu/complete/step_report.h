@@ -34,8 +34,10 @@ struct StepReport {
     double grad_norm = 0;           // before clipping
     double lr = 0, param_norm = 0;  // param_norm: after the update
     double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
-    std::optional<bool> skipped;     // with --skip-step: no update was made
-    std::optional<int64_t> targets;  // of the global batch, where some are ignored
+    std::optional<bool> skipped;       // with --skip-step, or overflowed: no update was made
+    std::optional<double> loss_scale;  // with --dtype fp16, of this step
+    bool overflowed = false;           // with a dynamic one: a gradient was not finite, and no update was made
+    std::optional<int64_t> targets;    // of the global batch, where some are ignored
     struct Size {
         int64_t sequences, seq_len;
     };

@@ -6,6 +6,7 @@ namespace train70b {
 
 namespace {
 const std::vector<Named<DType>> kTrainDTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
+const char* const kFp16 = "fp16";                             // of --dtype alone: products of fp32 tensors (fp16.h)
 const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen at run time
     {"auto", std::nullopt},
     {"cpu", Device::cpu},
@@ -19,10 +20,17 @@ const std::vector<Named<MatmulBy>> kMatmul = {{"auto", MatmulBy::cublaslt},
                                               {"mma", MatmulBy::mma}};
 }  // namespace
 
-std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
+std::vector<std::string> grad_dtype_names() { return names_of(kTrainDTypes); }
+std::vector<std::string> train_dtype_names() {
+    std::vector<std::string> names = grad_dtype_names();
+    names.insert(names.begin() + 2, kFp16);
+    return names;
+}
 std::vector<std::string> device_names() { return names_of(kDevices); }
 std::vector<std::string> attention_names() { return names_of(kAttention); }
 std::vector<std::string> matmul_names() { return names_of(kMatmul); }
+
+bool TrainOptions::fp16() const { return dtype == kFp16; }
 
 LrSchedule TrainOptions::schedule() const {
     return {lr, min_lr, double(warmup_steps), sizes()->position(steps), lr_schedule};
@@ -33,7 +41,7 @@ std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
 }
 
 Llama::Options TrainOptions::llama() const {
-    const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).value;
+    const DType weights = fp16() ? DType::f32 : find_entry(kTrainDTypes, "--dtype", dtype).value;
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).value;
     return {weights,         weights == DType::f64 ? weights : grads,
             device_kind(),   recompute_of(recompute),
@@ -60,7 +68,7 @@ TrainOptions TrainOptions::without_files() const {
 Device TrainOptions::device_kind() const {
     if (dry_run) return Device::meta;
     if (const auto chosen = find_entry(kDevices, "--device", device).value) return *chosen;
-    return dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
+    return dtype != "fp64" && !fp16() && why_no_cuda().empty() ? Device::cuda : Device::cpu;
 }
 
 AttentionBy TrainOptions::attention_by() const { return find_entry(kAttention, "--attention", attention).value; }

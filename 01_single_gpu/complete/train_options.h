@@ -37,6 +37,7 @@ class StepSizes {
 };
 
 std::vector<std::string> train_dtype_names();  // of --dtype
+std::vector<std::string> grad_dtype_names();   // of --grad-dtype
 std::vector<std::string> device_names();       // of --device
 std::vector<std::string> attention_names();    // of --attention
 std::vector<std::string> matmul_names();       // of --matmul
@@ -60,6 +61,7 @@ struct TrainOptions {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     bool skip_step = false;
     double z_loss = 0, multi_token_weight = 0.3;
+    double loss_scale = 0;        // of fp16(); 0: dynamic
     int64_t recompute_every = 1;  // blocks
     int64_t loss_chunk = 0;       // rows of logits at a time; 0: all of a micro-batch
     std::optional<int64_t> mup;   // base hidden size
@@ -77,6 +79,7 @@ struct TrainOptions {
     LrSchedule schedule() const;                     // at(sizes()->position(step))
     std::shared_ptr<const StepSizes> sizes() const;  // never null
     Llama::Options llama() const;                    // dtype, device, recompute, initial values
+    bool fp16() const;                               // --dtype fp16
     // Whether attention leaves out keys beside those after a query.
     bool masks_keys() const { return document_token || model.hides_keys(seq_len); }
     AdamW::Hyper adamw() const;

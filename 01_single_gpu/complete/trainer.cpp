@@ -13,17 +13,25 @@ namespace train70b {
 namespace {
 
 bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfinite(r.grad_norm); }
+bool may_go_on(const StepReport& r) { return is_finite(r) || r.overflowed; }
 
 // --skip-step, which the report says.
 bool skips(const TrainOptions& o, const SkipStep& rule, StepReport& report) {
     return o.skip_step && *(report.skipped = rule.skips(report));
 }
 
+// sums: as Llama::loss_numbers() has them, times the loss scale.
+void add_losses(StepReport& report, const Llama& model, const std::vector<double>& sums, double scale) {
+    report.loss = sums[0] / scale;
+    if (model.loss_options.z_loss > 0) report.z_loss = sums[1] / scale;
+    if (model.config.multi_token) report.multi_token_loss = sums.back() / scale;
+}
+
 // The ranks that update together have the same norm. Others may not: a fault in one copy of the model.
 void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
     const Groups peers = trainer.runtime->has_peers() ? trainer.groups : Groups();
     const bool documents = trainer.options.document_token.has_value();
-    std::vector<double> local = {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0};
+    std::vector<double> local = {report.step_s, report.waited_s, may_go_on(report) ? 1.0 : 0.0};
     if (documents) local.push_back(trainer.batches.document_pairs());
     const std::vector<double> all = gather(peers, local);
     std::vector<double> step_s, waited_s;
@@ -78,9 +86,14 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
                                                 : AdamW::maker(o.adamw())),
       accumulate_(model),
       model_state_(step_state_of(model)),
+      loss_scale_(o.fp16() ? o.loss_scale : 1),
       progress_(o.steps) {
     if (model_state_) step_states.push_back(model_state_.get());
     if (o.skip_step) step_states.push_back(&skip_step_);
+    if (o.fp16()) {
+        step_states.push_back(&loss_scale_);
+        use_fp16_products(model);
+    }
     batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
 }
 
@@ -109,15 +122,14 @@ StepReport Trainer::step(int64_t number) {
     for (RunControl* control : controls) control->gradients_ready(number);
     ledger().phase("update");
     Span span("update", "phase");
-    const std::vector<double> local = read(loss), losses = groups.sum_loss(local);
-    report.loss = losses[0];
-    if (model.loss_options.z_loss > 0) report.z_loss = losses[1];
-    if (model.config.multi_token) report.multi_token_loss = losses.back();
+    const std::vector<double> local = read(loss);
+    const double scale = loss_scale_.scale();
+    add_losses(report, model, groups.sum_loss(local), scale);
     loss = Tensor();
-    report.grad_norm = norm(Which::grad);
+    report.grad_norm = norm(Which::grad) / scale;
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
     const bool updates = is_finite(report) && targets > 0 && !skips(options, skip_step_, report);
-    if (updates) store->update(number, report.lr, clip);
+    if (updates) store->update(number, report.lr, clip / scale);
     // end::step[]
     for (StepState* state : step_states) state->end_step(groups, report, updates);
     synchronize(model.options.device);
@@ -132,6 +144,12 @@ StepReport Trainer::step(int64_t number) {
     add_step_numbers(report, *this, local[0]);
     for (RunControl* control : controls) control->complete(report);
     return report;
+}
+
+Batch Trainer::micro_batch(int64_t step, int64_t index) {
+    Batch batch = batches.micro_batch(*groups.dp, step, index);
+    batch.loss_scale *= loss_scale_.scale();
+    return batch;
 }
 
 int64_t Trainer::last_step() const {

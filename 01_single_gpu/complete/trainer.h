@@ -5,6 +5,7 @@
 //
 // What else a run does (files, evaluation, samples, checkpoints, alarms) are RunControls: run/outputs.h, chapter 08.
 #include "01_single_gpu/complete/data/batches.h"
+#include "01_single_gpu/complete/fp16.h"
 #include "01_single_gpu/complete/roles.h"
 #include "01_single_gpu/complete/skip_step.h"
 #include "01_single_gpu/complete/step_report.h"
@@ -37,7 +38,7 @@ class Trainer {
     void start() { store->weights_changed(); }  // after the weights are final: creates the optimizer states
     StepReport step(int64_t number);            // consecutive numbers
     int64_t micro_batches(int64_t step) const { return batches.count(*groups.dp, step); }  // on this rank
-    Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
+    Batch micro_batch(int64_t step, int64_t index);
 
     int64_t last_step() const;                    // of this run, as far as its controls know
     int64_t steps_done() const { return step_; }  // the last that has ended, perhaps in an earlier run
@@ -54,6 +55,7 @@ class Trainer {
     Runtime one_rank_;
     const std::unique_ptr<StepState> model_state_;
     SkipStep skip_step_;
+    LossScale loss_scale_;  // with --dtype fp16
     Progress progress_;
     MemoryPeak peak_;
     int64_t step_ = 0;

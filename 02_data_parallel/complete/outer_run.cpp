@@ -29,6 +29,9 @@ void check_outer_steps(const OuterOptions& o, const TrainOptions& run, const Fla
     if (run.mask_document_ends)
         usage_error("--mask-document-ends on: with --outer-steps {} ranks need as many targets (try --outer-steps 0)",
                     o.every);
+    if (run.fp16())
+        usage_error("--dtype fp16: with --outer-steps {} each rank would have a loss scale of its own (try bf16)",
+                    o.every);
     if (run.skip_step)
         usage_error("--skip-step on: with --outer-steps {} each rank has a norm of its own (try --skip-step off)",
                     o.every);

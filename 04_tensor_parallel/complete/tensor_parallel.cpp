@@ -166,11 +166,11 @@ void TensorParallel::shard_blocks(Llama& model) const {
         use_column_parallel(half.gate_up);
         use_row_parallel(half.down);
     }
+    if (!model.multi_token) return;
+    for (Param* param : model.multi_token->params()) replicate_norm(*param);
 }
 
 void TensorParallel::shard_head(Llama& model) const {
-    if (model.multi_token)
-        for (Param* param : model.multi_token->params()) replicate_norm(*param);
     replicate_norm(model.final_norm);
     if (!model.config.tied) narrow_vocabulary(model.lm_head, ranks_.rank(), ranks_.size());
     use_column_parallel(model.head);

@@ -66,8 +66,9 @@ Pipeline::~Pipeline() {
     for (Channel& channel : channels_) channel = {};
 }
 
-// Tied embeddings, multi-token prediction: the last stage's matrix is a copy of the first stage's. Each has the gradient
-// of its own use, lookup or product; the trainer sums the two once per step (sum_partial_gradients), so that both make the same update.
+// Tied embeddings, multi-token prediction: the last stage's matrix is a copy of the first stage's. Each has the
+// gradient of its own use; the trainer sums the two once per step (sum_partial_gradients), so that both make the same
+// update.
 void Pipeline::tie_embeddings() {
     const int64_t first = schedule_.rank_of(0), last = schedule_.rank_of(schedule_.stage_count() - 1);
     if (!model_.config.embeds_twice() || first == last) return;

@@ -36,6 +36,8 @@ void check_precision(const Fp8Options& options, const std::string& optimizer, co
         usage_error("--stochastic-rounding on: weights of --dtype {} need none (try --dtype bf16)", training.dtype);
     if (training.device_kind() == Device::cuda) check_on_gpu(options, "--device cuda");
     if (entry.muon) check_muon(training.mup.has_value(), offloads);
+    if (training.fp16() && options.recipe != "off")
+        usage_error("--fp8 {}: cannot be combined with --dtype fp16 (try --fp8 off, or --dtype bf16)", options.recipe);
     if (training.dtype != "fp64") return;
     if (options.recipe != "off")
         usage_error("--fp8 {}: cannot be combined with --dtype fp64 (try --fp8 off, or --dtype fp32)", options.recipe);

@@ -67,7 +67,7 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
     if (!std::ranges::all_of(trainer.step_states, [](StepState* state) { return dynamic_cast<SkipStep*>(state); }))
         usage_error(
             "--elastic on: not with state that ranks sum after the update, when a step cannot be done again: --fp8 "
-            "delayed, or the load of a sparse model");
+            "delayed, the load of a sparse model, or the loss scale of --dtype fp16");
     trainer.loop = this;
     together([&] {
         try {
@@ -110,7 +110,7 @@ std::string Elastic::settings() const {
     const TrainOptions& o = trainer_.options;
     return json({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data), o.seed,
                  o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr, config_.optimizer, o.weight_decay, o.beta1,
-                 o.beta2, o.eps, o.clip, o.skip_step})
+                 o.beta2, o.eps, o.clip, o.skip_step, o.multi_token_weight})
         .dump();
 }
 

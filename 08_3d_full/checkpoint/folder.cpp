@@ -109,8 +109,9 @@ constexpr const char* kFixed[] = {"seed",
                                   "mup",
                                   "mask-document-ends",
                                   "stochastic-rounding"};  // with a ramp --global-batch
-constexpr const char* kNoted[] = {"steps", "lr",  "min-lr", "warmup-steps", "lr-schedule", "weight-decay", "beta1",
-                                  "beta2", "eps", "clip",   "fp8-margin",   "z-loss",      "skip-step",    "mtp-loss"};
+constexpr const char* kNoted[] = {"steps",        "lr",     "min-lr",    "warmup-steps", "lr-schedule",
+                                  "weight-decay", "beta1",  "beta2",     "eps",          "clip",
+                                  "fp8-margin",   "z-loss", "skip-step", "mtp-loss",     "loss-scale"};
 
 // By the names of the flags.
 ordered_json shape_of(const LlamaConfig& c) {

@@ -112,8 +112,8 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     for (const Param& param : all_params(manifest.model)) params[param.name] = param;
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
-            if (name.starts_with("fp8/") || name.starts_with("skip_step/") || name.starts_with("scale/") ||
-                is_row_of_other_part(name))
+            if (name.starts_with("fp8/") || name.starts_with("skip_step/") || name.starts_with("loss_scale/") ||
+                name.starts_with("scale/") || is_row_of_other_part(name))
                 continue;
             const auto piece = Piece::parse(name);
             const auto known = params.find(piece ? piece->param : "");
@@ -183,7 +183,7 @@ Manifest read_manifest(const std::string& folder) {
                                         manifest.step));
     manifest.ranks = read.integer("ranks", INT64_MAX);
     manifest.optimizer = read.text("optimizer", names_of(optimizers()));
-    manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
+    manifest.dtype = read.text("dtype", train_dtype_names());
     manifest.model = parse_hf_config(read.inner("model").json(), path);
     read_other_part(path, *manifest.json, manifest.model);
     for (const json& entry : read.list("files")) manifest.files.push_back(read_file_entry(path, folder, entry));

@@ -28,7 +28,7 @@ struct Units {
 
 struct RankUnits {
     Stage stage;
-    Units embedding, dense, sparse, experts, head;  // dense, sparse: blocks
+    Units embedding, dense, sparse, experts, head, module;  // dense, sparse: blocks; module: multi-token prediction
 
     RankUnits(const Workload& w, const ParallelConfig& config, int64_t rank) : stage(stage_of(config, w.model, rank)) {
         const LlamaConfig& c = w.model;
@@ -36,7 +36,7 @@ struct RankUnits {
         const ExpertsConfig& x = c.experts;
         const int64_t all = mesh.dp * mesh.cp, E = c.hidden, place = rank % mesh.stage_ranks();
         const int64_t shards = config.zero.hybrid_shard > 0 ? std::min(config.zero.hybrid_shard, all) : all;
-        embedding = dense = sparse = experts = head = {.shards = shards, .shard = place / mesh.tp % shards};
+        embedding = dense = sparse = experts = head = module = {.shards = shards, .shard = place / mesh.tp % shards};
         if (mesh.ep > 1 || mesh.tp > 1) experts = {.shards = mesh.edp(), .shard = place / mesh.ep};
         embedding.elements = (c.vocab + mesh.tp - 1) / mesh.tp * E;
         dense.elements = c.block_parameters(mesh.tp);
@@ -46,8 +46,10 @@ struct RankUnits {
         for (const Chunk& chunk : stage.chunks)
             for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer)
                 ++(c.is_sparse(layer) ? sparse : dense).count;
-        experts.count = sparse.count;
-        embedding.count = stage.embedding || (c.tied && stage.head);
+        module.count = stage.head && c.multi_token;
+        module.elements = (c.is_sparse() ? sparse : dense).elements + (2 * E + 3) * E;
+        experts.count = sparse.count + (c.is_sparse() ? module.count : 0);
+        embedding.count = stage.embedding || (c.embeds_twice() && stage.head);
         head.count = stage.head;
     }
 };
@@ -56,13 +58,17 @@ StateMemory state_memory(const RankUnits& units, const Workload& w, const Parall
     const int64_t a = size_of(w.dtype), g = size_of(w.grad_dtype), stage = config.zero.stage;
     StateMemory memory;
     int64_t shards = 0;
-    for (const Units* unit : {&units.embedding, &units.dense, &units.sparse, &units.experts, &units.head}) {
+    for (const Units* unit :
+         {&units.embedding, &units.dense, &units.sparse, &units.experts, &units.head, &units.module}) {
         const int64_t part = unit->count * unit->part(), padded = part * unit->shards;
         memory.params += a * (stage == 3 ? part : padded);
         memory.grads += g * (stage >= 2 ? part : padded);
         double matrices = unit == &units.experts ? 1 : 0;  // their share of the unit
-        if (unit == &units.dense || unit == &units.sparse)
-            matrices = 1 - double(w.model.block_vectors(config.mesh.tp)) / double(unit->elements);
+        if (unit == &units.dense || unit == &units.sparse || unit == &units.module) {
+            const int64_t vectors =
+                w.model.block_vectors(config.mesh.tp) + (unit == &units.module ? 3 * w.model.hidden : 0);
+            matrices = 1 - double(vectors) / double(unit->elements);
+        }
         const double state = state_bytes(config.optimizer, w.dtype, matrices);
         memory.optimizer += std::llround(state * double(unit->count * (stage == 0 ? unit->elements : unit->own())));
         shards += part;

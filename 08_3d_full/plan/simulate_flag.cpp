@@ -69,6 +69,7 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
             "--simulate {}: {} ranks, but {} has {} devices (try --fake-world {}, or \"nodes\": {} in the file)",
             simulate.cluster_file, ranks, cluster.name, cluster.devices(), cluster.devices(), nodes);
     check_on_gpu(config.fp8, "--simulate " + simulate.cluster_file);
+    if (options.fp16()) usage_error("--dtype fp16: not supported with --simulate (try --dtype bf16)");
     if (config.fp8.recipe != "off" && !(device.peak_fp8 > 0) && !device.measured.contains("scaled_matmul"))
         usage_error("--fp8 {}: {} of --simulate {} has no FP8 products (try --fp8 off)", config.fp8.recipe, device.name,
                     simulate.cluster_file);

@@ -51,9 +51,11 @@ std::string NoiseScale::why_not() const {
     const Groups& groups = trainer_.groups;
     if (const int cp = groups.dp_cp->size() / groups.dp->size(); cp > 1)
         return fmt::format("with --cp {} a rank's gradient is of parts of sequences", cp);
-    if (groups.tp->size() > model_.config.kv_heads)
-        return fmt::format("with --tp {} and --kv-heads {} a rank's gradients of k_proj and v_proj are partial",
-                           groups.tp->size(), model_.config.kv_heads);
+    for (const Param* param : model_.params())
+        if (model_.is_matrix_of_one_use(*param) && param->partial_grad_group)
+            return fmt::format("with --tp {} a rank's gradients of {} are partial", groups.tp->size(), param->name);
+    if (model_.config.multi_token) return "with --mtp on the head has two gradients";
+    if (trainer_.options.fp16()) return "with --dtype fp16 gradients are scaled";
     if (model_.options.loss_chunk > 0 && groups.pp->size() > 1)
         return "with --loss-chunk a pipeline's next micro-batch adds to the head's gradient early";
     if (global_batch_ == micro_batch_)

@@ -64,7 +64,7 @@ ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const 
     if (what.weights) add(yes, "weights over the data-parallel ranks");
     if (what.states) add(yes, fmt::format("{}optimizer states {}", what.weights ? "" : "weights and ", over));
     if (what.tp) add(yes, "parameters that tensor-parallel ranks replicate, with their states");
-    if (what.stages) add(yes, "the tied matrix of first and last stage, with its states");
+    if (what.stages) add(yes, "the embedding's matrix of first and last stage, with its states");
     if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
     if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
     if (what.single && (what.weights || what.states)) add(no, "what is divided over ep, which has one copy");

@@ -61,8 +61,20 @@ def multi_token(runs):
         added = [step.get("mtp_loss", 0) / 0.3 for step in last]
         rows.append([switch, f"{sum(step['loss'] for step in last) / 10:.3f}",
                      f"{sum(added) / 10:.3f}" if switch == "on" else "–", *run.peaks("params", "activations")])
-    show(["`--mtp`", "loss, last 10 of 300 steps", "of the token after the next", "params", "activations"], rows, ":::::")
+    show(["`--mtp`", "loss, last 10 of 300 steps", "of the token after the next", "params", "activations"], rows,
+         ":::::")
+
+
+def fp16(runs):
+    rows = []
+    for name, flags in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"),
+                        *((f"fp16, loss scale {scale}", f"fp16 --loss-scale {scale}")
+                          for scale in ("1", "4e-3", "2e-4", "1e-5"))):
+        run = runs.run(1, "01_single_gpu", f"--steps 300 --dtype {flags}")
+        mean = sum(step["loss"] for step in run.steps[-10:]) / 10
+        rows.append([name, f"{run.steps[0]['grad_norm']:.3f}", f"{mean:.3f}"])
+    show(["", "gradient norm of step 1", "loss, last 10 of 300 steps"], rows, "-::")
 
 
 PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches, "01_latent": latent,
-           "01_multi_token": multi_token}
+           "01_multi_token": multi_token, "01_fp16": fp16}

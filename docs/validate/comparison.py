@@ -24,13 +24,13 @@ CLIPPED_IN_BF16 = 3 * HALF_UNIT  # torch's clip_grad_norm_ rounds the norm, the 
 CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the rounding of the first steps
 CHECKED_STEPS_GENTLE = 20
 FLAGS = (
-    "beta1 beta2 eps weight-decay clip z-loss mup aux-loss router-z-loss capacity-factor router-bias-rate"
+    "beta1 beta2 eps weight-decay clip z-loss mup mtp-loss aux-loss router-z-loss capacity-factor router-bias-rate"
 ).split()
 MODEL = (
     "hidden_size intermediate_size num_attention_heads num_key_value_heads num_hidden_layers head_dim rms_norm_eps "
     "rope_theta tie_word_embeddings num_experts_per_tok moe_intermediate_size norm_topk_prob n_shared_experts n_group "
     "topk_group routed_scaling_factor first_k_dense_replace sliding_window layer_types "
-    "train70b_layer_types train70b_sinks"
+    "train70b_layer_types train70b_sinks train70b_mtp kv_lora_rank q_lora_rank qk_rope_head_dim v_head_dim"
 ).split()
 
 

@@ -103,12 +103,16 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
     Batch batch{sequences, rows / sequences, on_device(token), on_device(target), on_device(position), loss_scale};
     batch.whole_len = seq_len;
     if (model.multi_token && sequence_scale > 0) {
-        std::vector<int32_t> next, aim;  // of the last token: none, and what follows does not count
+        std::vector<int32_t> next, aim;  // -1 behind the sequence, and where documents are not to be crossed
+        const auto ends = [this](int32_t token) {
+            return options_.mask_document_ends && token == options_.document_token;
+        };
         for (const auto [begin, count] : local.computed)
             for (const Sample& sample : samples)
                 for (size_t t = size_t(begin); t < size_t(begin + count); ++t) {
-                    next.push_back(t + 1 < size_t(seq_len) ? sample.tokens[t + 1] : std::max(sample.targets[t], 0));
-                    aim.push_back(t + 1 < size_t(seq_len) ? sample.targets[t + 1] : -1);
+                    const bool has_aim = t + 1 < size_t(seq_len) && !ends(sample.tokens[t]);
+                    next.push_back(sample.tokens[t + 1]);
+                    aim.push_back(has_aim ? sample.targets[t + 1] : -1);
                 }
         batch.next_tokens = on_device(next);
         batch.next_targets = on_device(aim);

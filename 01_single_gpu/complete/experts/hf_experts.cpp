@@ -18,7 +18,7 @@ void check_hf_family(const LlamaConfig& c, const std::string& flag) {
         if ((!c.qk_norm && c.latent.kv_rank == 0) || x.shared == 0)
             refuse(fmt::format("--router sigmoid, --qk-norm {} and --shared-experts {}", c.qk_norm ? "on" : "off",
                                x.shared),
-                   "--qk-norm on --shared-experts 1, as in dots.llm1");
+                   c.latent.kv_rank > 0 ? "--shared-experts 1" : "--qk-norm on --shared-experts 1, as in dots.llm1");
         if (x.groups > x.count / 2)
             refuse(fmt::format("--expert-groups {}, one expert in each,", x.groups), "--expert-groups 1");
         return;

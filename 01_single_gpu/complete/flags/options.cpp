@@ -167,8 +167,12 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         .default_text("");
 
     group("Precision, memory");
-    add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(train_dtype_names()));
-    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(train_dtype_names()));
+    add("--dtype", o.dtype,
+        "dtype of weights and activations; fp16: of products alone, the rest is fp32; fp16, fp64: CPU only",
+        one_of(train_dtype_names()));
+    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(grad_dtype_names()));
+    add("--loss-scale", o.loss_scale, "with --dtype fp16: factor of the loss in the backward pass; 0: dynamic",
+        real_number(0, 1e10));
     add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
     add("--recompute-every", o.recompute_every, "recompute in every N-th block only; the others keep everything",
         integer_from(1, kMaxLayers));
@@ -190,6 +194,23 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         "--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
         {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors", "reference.json"});
 }
+
+namespace {
+void check_fp16(const TrainOptions& o, bool scale_given, bool overlaps) {
+    if (!o.fp16()) {
+        if (scale_given) usage_error("--loss-scale: needs --dtype fp16, not {}", o.dtype);
+        return;
+    }
+    if (o.device == "cuda")
+        usage_error("--dtype fp16: not supported with --device cuda (try --device cpu, or --dtype bf16)");
+    for (const auto& [flag, given] : {std::pair("--experts", o.model.is_sparse()),
+                                      {"--kv-lora-rank", o.model.latent.kv_rank > 0},
+                                      {"--mtp on", o.model.multi_token},
+                                      {"--save-reference", !o.save_reference.empty()},
+                                      {"--tp-overlap on", overlaps}})
+        if (given) usage_error("--dtype fp16: not supported with {} (try --dtype bf16)", flag);
+}
+}  // namespace
 
 void CommandLine::parse(int argc, char** argv) {
     Flags::parse(argc, argv);
@@ -216,10 +237,11 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype fp64: not supported with --dtype {} (try --grad-dtype fp32, or --dtype fp64)",
                     o.dtype);
     }
+    check_fp16(o, given("--loss-scale"), values().value("tp-overlap", std::string()) == "on");
     if (o.recompute_every > 1 && o.recompute == "none")
         usage_error("--recompute-every {}: nothing is recomputed with --recompute none (try --recompute full)",
                     o.recompute_every);
-    if (o.dtype == "fp32" && o.grad_dtype == "bf16")
+    if ((o.dtype == "fp32" || o.fp16()) && o.grad_dtype == "bf16")
         usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());

@@ -99,8 +99,11 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
         check_tied_head();
         where_.erase(kHead);
     }
+    const auto is_module = [&](const std::string& name) {  // DeepSeek-V3's, behind the last layer
+        return config.latent.kv_rank > 0 && name.starts_with(fmt::format("model.layers.{}.", config.layers));
+    };
     for (const auto& [name, location] : where_)
-        if (!found.contains(name))
+        if (!found.contains(name) && !is_module(name))
             usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
 }
 

@@ -185,8 +185,8 @@ void read_latent(const JsonObject& keys, LlamaConfig& config) {
     keys.only("head_dim", config.latent.rope_dim, "only that of qk_rope_head_dim is supported");
     keys.only("qk_head_dim", config.head_dim(), "only qk_nope_head_dim + qk_rope_head_dim is supported");
     keys.only("rope_interleave", true, "only true is supported");
-    // The modules that predict further tokens are left out, as transformers leaves them out.
-    if (keys.has("num_nextn_predict_layers")) (void)keys.integer("num_nextn_predict_layers", kMaxLayers, 0);
+    // The module that predicts further tokens is left out (HfWeights), as transformers leaves it out.
+    if (keys.has("num_nextn_predict_layers")) (void)keys.integer("num_nextn_predict_layers", 1, 0);
 }
 
 }  // namespace

@@ -188,7 +188,7 @@ void MetricsFile::finish() {
         {"loss", any ? ordered_json(significant_digits(last_.loss, trainer_.model.options.dtype)) : nullptr},
         {"seconds", significant_digits(seconds)},
         {"tokens_per_s", significant_digits(seconds > 0 ? tokens / seconds : 0)}};
-    if (trainer_.options.skip_step) summary["skipped"] = skipped_;
+    if (trainer_.options.skip_step || trainer_.options.fp16()) summary["skipped"] = skipped_;
     if (last_.noise_scale) summary["noise_scale"] = number_or_null(*last_.noise_scale);
     summary["memory_per_rank"] = trainer_.runtime->memory_per_rank(trainer_.peak());
     file_.write(summary);

@@ -118,8 +118,9 @@ void TrainingRun::allocate() {
     if (const std::string mfu = mfu_text(device, model.options.dtype, options_.masks_keys()); !mfu.empty())
         say("{}\n", mfu);
     say("{}", options_.notes);
-    if (const std::string stored = weights_ ? weights_->dtypes() : options_.dtype; stored != options_.dtype)
-        say("weights of {} in {}: trained and saved in {} (--dtype)\n", options_.load_hf, stored, options_.dtype);
+    const std::string dtype = options_.fp16() ? "fp32" : options_.dtype;
+    if (const std::string stored = weights_ ? weights_->dtypes() : dtype; stored != dtype)
+        say("weights of {} in {}: trained and saved in {} (--dtype)\n", options_.load_hf, stored, dtype);
     trainer.allocate();
     if (weights_) {
         for (Unit* unit : model.units()) trainer.store->write(*unit, [&] { weights_->load(unit->params); });
