@@ -7,5 +7,5 @@ BLUE, CYAN, GREEN, YELLOW, RED, PURPLE, GREY = ("#4477aa", "#66ccee", "#228833",
 
 # The kinds of the memory ledger, in its order.
 KINDS = {"params": BLUE, "grads": CYAN, "optimizer": GREEN, "activations": RED, "comm": PURPLE, "workspace": GREY,
-         "host": YELLOW}
-ON_DEVICE = [kind for kind in KINDS if kind != "host"]
+         "host": YELLOW, "disk": "#000000"}
+ON_DEVICE = [kind for kind in KINDS if kind not in ("host", "disk")]

@@ -62,7 +62,7 @@ TEST_CASE("table: numbers are shown rounded and kept in full") {
     EXPECT(Cell(int64_t(1) << 40).raw == "1099511627776");
 }
 
-TEST_CASE("table: memory of runs, a row of formulas below those that have one, host where there is some") {
+TEST_CASE("table: memory of runs, a row of formulas below those that have one, host and disk where there is some") {
     MemoryRow plain{.name = "plain", .peak = {{4, 4, 8, 16, 0, 2, 0}, 30}};
     MemoryRow derived{.name = "derived", .peak = plain.peak, .formula = kNoFormula};
     derived.formula[int(Memory::grads)] = 4;
@@ -71,6 +71,11 @@ TEST_CASE("table: memory of runs, a row of formulas below those that have one, h
            "plain,4,4,8,16,0,2,30\nderived,4,4,8,16,0,2,30\n,,4,,,,,\n");
     plain.peak.kind[int(Memory::host)] = 5;
     EXPECT(memory_table("", {plain}).csv().ends_with("workspace,host,total\nplain,4,4,8,16,0,2,5,30\n"));
+    derived.peak.kind[int(Memory::host)] = derived.peak.kind[int(Memory::disk)] = 6;
+    EXPECT(memory_table("", {plain, derived})
+               .csv()
+               .ends_with("host,disk,total\nplain,4,4,8,16,0,2,5,0,30\n"
+                          "derived,4,4,8,16,0,2,6,6,30\n,,4,,,,,,,\n"));
 }
 
 TEST_CASE("memory: a peak above what was held before") {

@@ -20,7 +20,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
     for (int stage = 0; stage <= 3; ++stage)
         for (const int64_t m : {1, 2})
             for (const bool overlap : {true, false})
-                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::all}) {
+                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::nvme, Offload::all}) {
                     if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
                     for (const int64_t prefetch : {0, 2}) {
                         if (stage < 3 && prefetch > 0) continue;

@@ -1,5 +1,12 @@
 // Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what
 // each sends.
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "01_single_gpu/core/platform/platform.h"
+#include "03_zero/complete/flags.h"
+#include "03_zero/complete/offload.h"
 #include "03_zero/complete/training_report.h"
 #include "tests/parallel.h"
 
@@ -82,6 +89,7 @@ void expect_formulas(const Kept& run, int stage) {
     EXPECT_EVERYWHERE(run.peak[int(Memory::grads)] == run.formula.grads);
     EXPECT_EVERYWHERE(run.peak[int(Memory::optimizer)] == run.formula.optimizer);
     EXPECT_EVERYWHERE(run.peak[int(Memory::host)] == run.formula.host);
+    EXPECT_EVERYWHERE(run.peak[int(Memory::disk)] == run.formula.disk);
     EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
     EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
 }
@@ -172,6 +180,7 @@ TEST_CASE(
                                                                    {.stage = 3, .overlap = false},
                                                                    {.stage = 3, .bucket_mb = 1},
                                                                    {.stage = 3, .offload = Offload::optimizer},
+                                                                   {.stage = 3, .offload = Offload::nvme},
                                                                    {.stage = 3, .offload = Offload::all}}) {
             Sharded run(o, world(), options);
             INFO(describe_options(options));
@@ -194,6 +203,7 @@ TEST_CASE("bf16 weights: the stages agree bit for bit, also through the host") {
                                                                    {.stage = 2},
                                                                    {.stage = 3},
                                                                    {.stage = 2, .offload = Offload::optimizer},
+                                                                   {.stage = 2, .offload = Offload::nvme},
                                                                    {.stage = 3, .offload = Offload::all}}) {
             Sharded run(o, world(), options);
             INFO(describe_options(options), ", gradients in ", grads);
@@ -210,7 +220,7 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
             TrainOptions o = padded(text, 16);
             o.dtype = dtype;
             for (int stage = 0; stage <= 3; ++stage)
-                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::all}) {
+                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::nvme, Offload::all}) {
                     if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
                     const ZeroOptions options{.stage = stage, .offload = offload};
                     const Kept run = run_two_steps(o, options, m);
@@ -219,6 +229,7 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
                     const int64_t states = (o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8) * o.model.parameters();
                     if (stage > 0 && offload == Offload::none)
                         EXPECT(world().sum(double(run.formula.optimizer)) == double(states));
+                    EXPECT(world().sum(double(run.formula.disk)) == (offload == Offload::nvme ? double(states) : 0));
                 }
         }
     TrainOptions o = padded(text, 16);
@@ -349,8 +360,10 @@ TEST_CASE(
         INFO(describe_options(options));
         Sharded all(o, world(), options);
         TrainOptions two = o;
-        two.steps = 2;  // the learning rate is constant after the warmup of 2
-        Sharded first(two, world(), options), second(two, world(), options);
+        two.steps = 2;                // the learning rate is constant after the warmup of 2
+        ZeroOptions other = options;  // through host memory, and on from files
+        if (other.offload == Offload::optimizer) other.offload = Offload::nvme;
+        Sharded first(two, world(), options), second(two, world(), other);
         std::vector<std::vector<double>> states;
         first.zero->for_each_state(
             [&](const Segment&, const char*, Tensor& state) { states.push_back(values(state)); });
@@ -373,6 +386,55 @@ TEST_CASE(
         }
         EXPECT_EVERYWHERE(gathered(second.session, Which::data) == all.weights);
     }
+}
+
+TEST_CASE("--offload nvme: all states lie in files without a name, which vanish; no folder or no room: usage error") {
+    const Text text;
+    const Folder folder;
+    const auto mapped = [&] {
+        std::ifstream maps("/proc/self/maps");
+        int64_t count = 0;
+        for (std::string line; std::getline(maps, line);)
+            count += line.find(" rw-s ") != line.npos && line.find(folder.text() + "/train70b-") != line.npos;
+        return count;
+    };
+    {
+        TrainOptions o = padded(text, 16);
+        o.dtype = "bf16";
+        const Sharded run(o, world(), {.stage = 3, .offload = Offload::nvme, .offload_dir = folder.text()});
+        int64_t states = 0;
+        run.zero->for_each_state([&](const Segment&, const char*, Tensor& state) {
+            states += state.kind() == Memory::disk && state.device() == Device::cpu ? 1 : 1 << 20;
+        });
+        EXPECT_EVERYWHERE(states > 0);
+        EXPECT_EVERYWHERE(mapped() == states);
+        EXPECT_EVERYWHERE(folder.files() == 0);
+    }
+    EXPECT_EVERYWHERE(mapped() == 0);
+
+    struct rlimit limit {};
+    ::getrlimit(RLIMIT_FSIZE, &limit);
+    const struct rlimit small { 1 << 16, limit.rlim_max };
+    const auto before = std::signal(SIGXFSZ, SIG_IGN);  // as run_program()
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    map_file(folder.text(), 1 << 16);
+    EXPECT_USAGE_ERROR(map_file(folder.text(), 1 << 17), ": 128.0 KiB cannot be mapped there: File too large");
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, before);
+    EXPECT_EVERYWHERE(folder.files() == 0);
+    EXPECT_USAGE_ERROR(map_file("no/such", 1), "--offload-dir no/such: 1 B cannot be mapped there: No such file");
+
+    TrainOptions large = padded(text, 16);
+    ZeroOptions options{.offload = Offload::nvme, .offload_dir = "."};
+    check_zero(options, large, 4, 4);
+    EXPECT_USAGE_ERROR(check_zero(options, large, 4, 4, 1e15), "--offload nvme: needs ");
+    EXPECT_USAGE_ERROR(check_zero(options, large, 4, 4, 1e15), "of . on this node");
+    large.dry_run = true;
+    check_zero(options, large, 4, 4, 1e15);
+    large.dry_run = false;
+    options.offload_dir = "/dev/shm";
+    if (platform::is_in_memory("/dev/shm"))
+        EXPECT_USAGE_ERROR(check_zero(options, large, 4, 4), "--offload-dir /dev/shm: is in memory itself");
 }
 
 TEST_CASE("a fake world of 1024: one rank's shards and a finite loss") {

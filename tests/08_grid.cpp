@@ -123,6 +123,7 @@ TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true},
              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1},
              {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer},
+             {.mesh = {.dp = 8, .pp = 2}, .zero = 3, .offload = Offload::nvme},
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true, .tied = true},
              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1, .tied = true},
              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 1, .tied = true},
@@ -145,6 +146,7 @@ TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
         EXPECT_EVERYWHERE(peak(Memory::grads) == memory.grads);
         EXPECT_EVERYWHERE(peak(Memory::optimizer) == memory.optimizer);
         EXPECT_EVERYWHERE(peak(Memory::host) == memory.host);
+        EXPECT_EVERYWHERE(peak(Memory::disk) == memory.disk);
     }
 }
 

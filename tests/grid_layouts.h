@@ -35,10 +35,8 @@ struct GridLayout {
     std::string text() const {
         return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}{}", mesh.text(),
                            pipeline, zero, hybrid_shard ? fmt::format(" hybrid {}", hybrid_shard) : "",
-                           offload == Offload::none  ? ""
-                           : offload == Offload::all ? " offload all"
-                                                     : " offload optimizer",
-                           sequence, overlap, context, recompute, kv_heads, tied ? ", tied" : "");
+                           offload == Offload::none ? "" : " offload " + kOffloadNames[size_t(offload)], sequence,
+                           overlap, context, recompute, kv_heads, tied ? ", tied" : "");
     }
     ParallelConfig config() const {
         ParallelConfig config;
@@ -46,6 +44,7 @@ struct GridLayout {
         config.zero.stage = zero;
         config.zero.hybrid_shard = hybrid_shard;
         config.zero.offload = offload;
+        config.zero.offload_dir = ".";
         config.tensor = {sequence, overlap};
         config.pipeline.schedule = pipeline;
         config.context.algorithm = context;

@@ -209,6 +209,12 @@ def test_simulate_says_that_it_leaves_out_the_hosts_update(run):
     run(PROGRAM, FAKE, *H100, "--offload optimizer").says("\ntoo fast: the host's update", where="out")
 
 
+def test_dry_run_books_files_and_makes_none(run):
+    done = run(PROGRAM, FAKE, "--dry-run --offload nvme --offload-dir no/such/folder")
+    rows = {row[0]: row[1:] for row in map(str.split, done.out.splitlines()) if len(row) == 3}
+    assert rows["optimizer"] == ["0", "0"] and rows["disk"][0] == rows["disk"][1] > "0" < rows["host"][0], done
+
+
 def test_simulate_knows_the_all_reduce_of_cpu_ranks(run):
     flags = [SMALL, "--comm fake --fake-world 6 --global-batch 6 --simulate box --all-reduce"]
     ring, levels = (milliseconds(run(PROGRAM, *flags, algorithm)) for algorithm in ("ring", "hierarchical"))

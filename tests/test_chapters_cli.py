@@ -3,7 +3,7 @@ import collections
 
 import pytest
 
-from conftest import Programs, in_turn
+from conftest import ROOT, Programs, in_turn
 from one_rank import comm_bytes, like_one_rank, loads_and_saves, one_rank
 
 MODEL = "--hidden 32 --heads 4 --ffn 48 --init-std 0.1 --lr 0.001"
@@ -17,6 +17,7 @@ CHAPTERS = {
         (2, "--model 405b --offload optimizer",
          ["--offload optimizer: needs", "of host memory on this node", "are available"]),
         {"--zero 0": [], "--zero 1": [], "--zero 2 --hybrid-shard 2": [],
+         f"--zero 1 --offload nvme --offload-dir {ROOT}": [],
          "--zero 3 --offload all --micro-batch 1": ["dp.all_gather", "dp.reduce_scatter"]},
         (2, "--zero 3", ["stage 3", "2 m P + m G", "2 units"])),
     "04": Chapter(
@@ -82,8 +83,10 @@ def test_layout(trained, number, flags):
     for name in row.layouts[flags]:
         assert name in comm_bytes(done.events()[0]) and f'"{name}"' in trace, f"no {name}\n{done}"
     columns = (run.folder / "t.csv").read_text().splitlines()[0]
-    assert columns.endswith("total,host" if "offload" in flags else "workspace,total"), columns
-    assert ("host" in done.events()[0]["memory"]) == ("offload" in flags), done.events()[0]
+    assert columns.endswith("total,host,disk" if "nvme" in flags else "total,host" if "offload" in flags
+                            else "workspace,total"), columns
+    for kind, flag in ("host", "offload"), ("disk", "nvme"):
+        assert (kind in done.events()[0]["memory"]) == (flag in flags), done.events()[0]
 
 
 @pytest.mark.parametrize("number", CHAPTERS)

@@ -41,8 +41,8 @@ ordered_json number_or_null(double value) {
 namespace {
 ordered_json kinds_to_json(const MemoryBytes& bytes) {
     ordered_json json;
-    for (int i = 0; i < kDeviceMemoryKinds; ++i) json[kMemoryNames[i]] = bytes[i];
-    if (const int64_t host = bytes[int(Memory::host)]) json["host"] = host;
+    for (int i = 0; i < kMemoryKinds; ++i)
+        if (i < kDeviceMemoryKinds || bytes[i] > 0) json[kMemoryNames[i]] = bytes[i];
     return json;
 }
 }  // namespace

@@ -27,11 +27,11 @@ void MemoryLedger::book(Memory kind, int64_t bytes) {
     if (recorder) recorder->book(kind, bytes);
     const int i = static_cast<int>(kind);
     now_[i] += bytes;
-    if (kind != Memory::host) total_ += bytes;
+    if (i < kDeviceMemoryKinds) total_ += bytes;
     CHECK(now_[i] >= 0, "{} went to {} bytes", kMemoryNames[i], now_[i]);
     peak_.kind[i] = std::max(peak_.kind[i], now_[i]);
     peak_.total = std::max(peak_.total, total_);
-    if (keep_timeline_) timeline_.push_back({now_seconds() - timeline_start_, phase_, now_});
+    if (keep_timeline_) timeline_.push_back({now_seconds() - timeline_start_, phase_, now_, total_});
 }
 
 void MemoryLedger::phase(std::string name) {
@@ -51,19 +51,18 @@ void MemoryLedger::start_timeline() {
 std::string MemoryLedger::take_timeline() {
     std::string csv;
     if (timeline_events_ == 0) {
-        timeline_has_host_ = peak_.kind[int(Memory::host)] > 0;
         csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total";
-        csv += timeline_has_host_ ? ",host\n" : "\n";
+        timeline_kinds_ = kDeviceMemoryKinds;
+        while (timeline_kinds_ < kMemoryKinds && peak_.kind[timeline_kinds_] > 0)
+            csv += fmt::format(",{}", kMemoryNames[timeline_kinds_++]);
+        csv += "\n";
     }
     for (const Sample& sample : std::exchange(timeline_, {})) {
         csv += fmt::format("{},{:.6f},{}", timeline_events_++, sample.seconds, sample.phase);
-        int64_t total = 0;
-        for (int i = 0; i < kDeviceMemoryKinds; ++i) {
-            csv += fmt::format(",{}", sample.now[i]);
-            total += sample.now[i];
-        }
-        csv += fmt::format(",{}", total);
-        csv += timeline_has_host_ ? fmt::format(",{}\n", sample.now[int(Memory::host)]) : "\n";
+        for (int i = 0; i < kDeviceMemoryKinds; ++i) csv += fmt::format(",{}", sample.now[i]);
+        csv += fmt::format(",{}", sample.total);
+        for (int i = kDeviceMemoryKinds; i < timeline_kinds_; ++i) csv += fmt::format(",{}", sample.now[i]);
+        csv += "\n";
     }
     return csv;
 }

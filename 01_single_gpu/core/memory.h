@@ -1,8 +1,8 @@
 #pragma once
 // The memory ledger: every allocation is booked under one kind, so memory tables are measured. Shapes and dtypes do not
 // depend on the device: the params, grads, optimizer and activations of a run on a laptop equal those on a GPU byte for
-// byte. (comm and workspace depend on the device.) `host` is offloaded memory: it is not part of the total, and is only
-// shown if there is some.
+// byte. (comm and workspace depend on the device.) `host` and `disk` are offloaded: not part of the total, and
+// shown only if there is some.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace train70b {
 
-enum class Memory : uint8_t { params, grads, optimizer, activations, comm, workspace, host };
-inline constexpr int kMemoryKinds = 7, kDeviceMemoryKinds = 6;
+enum class Memory : uint8_t { params, grads, optimizer, activations, comm, workspace, host, disk };
+inline constexpr int kMemoryKinds = 8, kDeviceMemoryKinds = 6;
 inline constexpr std::array<const char*, kMemoryKinds> kMemoryNames = {
-    "params", "grads", "optimizer", "activations", "comm", "workspace", "host"};
+    "params", "grads", "optimizer", "activations", "comm", "workspace", "host", "disk"};
 
 using MemoryBytes = std::array<int64_t, kMemoryKinds>;  // indexed by Memory
 
@@ -37,6 +37,7 @@ class MemoryLedger {
         double seconds;     // since start_timeline()
         std::string phase;  // of the training step
         MemoryBytes now;
+        int64_t total;
     };
 
     void book(Memory kind, int64_t bytes);  // bytes < 0: a release
@@ -48,15 +49,16 @@ class MemoryLedger {
     void start_timeline();  // records every booking from here on
     void phase(std::string name);
     // event,seconds,phase,params,...,workspace,total: one line per booking since the last call, before them a head
-    // once; host: if there has been some before the first call.
+    // once; host, disk: if there has been some before the first call.
     std::string take_timeline();
 
   private:
     MemoryBytes now_{};
     int64_t total_ = 0;
     MemoryPeak peak_;
-    bool keep_timeline_ = false, timeline_has_host_ = false;
+    bool keep_timeline_ = false;
     int64_t timeline_events_ = 0;  // taken
+    int timeline_kinds_ = 0;       // that the head names
     double timeline_start_ = 0;
     std::string phase_ = "start";
     std::vector<Sample> timeline_;

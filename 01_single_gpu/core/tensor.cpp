@@ -25,35 +25,38 @@ int64_t elements(const Shape& shape) {
     return count;
 }
 
-// Host memory: pinned if there is a GPU, for copies at full speed.
-void* allocate_host(int64_t bytes) {
+// Without CUDA, an allocation on Device::cuda is a usage error.
+std::shared_ptr<void> allocate(Device device, Memory kind, int64_t bytes) {
+    if (device == Device::meta) return nullptr;
+    if (kind == Memory::disk) return allocate_on_disk(bytes);
 #if TRAIN70B_CUDA
-    if (why_no_cuda().empty()) return cuda_allocate_host(bytes);
+    if (device == Device::cuda) return {cuda_allocate(bytes), cuda_release};
+    // Pinned, for copies at full speed.
+    if (kind == Memory::host && why_no_cuda().empty()) return {cuda_allocate_host(bytes), cuda_release_host};
 #endif
-    return allocate(Device::cpu, bytes);
-}
-void release_host(void* pointer) noexcept {
-#if TRAIN70B_CUDA
-    if (why_no_cuda().empty()) return cuda_release_host(pointer);
+    if (device == Device::cuda) usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
+    platform::keep_freed_memory();
+    constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
+    void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+    if (!pointer) throw std::bad_alloc();
+#ifdef TRAIN70B_POISON
+    std::memset(pointer, 0xff, bytes);  // NaN in every float format: makes reads of uninitialized memory visible
 #endif
-    release(Device::cpu, pointer);
+    return {pointer, std::free};
 }
 }  // namespace
 
 struct Tensor::Storage {
-    void* pointer = nullptr;
-    int64_t bytes;
-    Device device;
-    Memory kind;
+    const std::shared_ptr<void> pointer;
+    const int64_t bytes;
+    const Device device;
+    const Memory kind;
 
-    Storage(int64_t bytes, Device device, Memory kind) : bytes(bytes), device(device), kind(kind) {
-        pointer = kind == Memory::host && device == Device::cpu ? allocate_host(bytes) : allocate(device, bytes);
+    Storage(int64_t bytes, Device device, Memory kind)
+        : pointer(allocate(device, kind, bytes)), bytes(bytes), device(device), kind(kind) {
         ledger().book(kind, bytes);
     }
-    ~Storage() {
-        kind == Memory::host&& device == Device::cpu ? release_host(pointer) : release(device, pointer);
-        ledger().book(kind, -bytes);
-    }
+    ~Storage() { ledger().book(kind, -bytes); }
     Storage(const Storage&) = delete;
 };
 
@@ -62,7 +65,8 @@ Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     int64_t bytes = 0;
     CHECK(!__builtin_mul_overflow(size_, size_of(dtype), &bytes), "{} of {} has more than 2^63 - 1 bytes",
           to_string(shape_), name_of(dtype));
-    CHECK(kind != Memory::host || device != Device::cuda, "Memory::host cannot be on {}", name_of(device));
+    CHECK(kind < Memory::host || device != Device::cuda, "{} cannot be on {}", kMemoryNames[int(kind)],
+          name_of(device));
     storage_ = std::make_shared<Storage>(bytes, device, kind);
 }
 
@@ -87,7 +91,7 @@ bool Tensor::overlaps(const Tensor& other) const {
 
 void* Tensor::raw() const {
     CHECK(storage_ && storage_->device != Device::meta, "this tensor of shape {} has no data", to_string(shape_));
-    return static_cast<char*>(storage_->pointer) + offset_;
+    return static_cast<char*>(storage_->pointer.get()) + offset_;
 }
 
 Tensor Tensor::view(Shape shape) const {
@@ -126,34 +130,6 @@ Tensor Tensor::stack_neighbors(const std::vector<Tensor>& parts) {
         stacked.shape_[0] += part.shape_[0];
     }
     return stacked;
-}
-
-void* allocate(Device device, int64_t bytes) {
-    switch (device) {
-        case Device::meta: return nullptr;
-        case Device::cuda:
-#if TRAIN70B_CUDA
-            return cuda_allocate(bytes);
-#else
-            usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
-#endif
-        case Device::cpu: break;
-    }
-    platform::keep_freed_memory();
-    constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
-    void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
-    if (!pointer) throw std::bad_alloc();
-#ifdef TRAIN70B_POISON
-    std::memset(pointer, 0xff, bytes);  // NaN in every float format: makes reads of uninitialized memory visible
-#endif
-    return pointer;
-}
-
-void release(Device device, void* pointer) noexcept {
-    if (device == Device::cpu) std::free(pointer);
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) cuda_release(pointer);
-#endif
 }
 
 }  // namespace train70b

@@ -1,8 +1,12 @@
 #include "03_zero/complete/flags.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <numeric>
 
 #include "01_single_gpu/complete/report/report.h"
+#include "01_single_gpu/core/platform/platform.h"
 #include "03_zero/complete/offload.h"
 
 namespace train70b {
@@ -34,10 +38,20 @@ void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
         .add_word(
             "--offload",
             [&o](const std::string& what) {
-                o.offload = what == "none" ? Offload::none : what == "optimizer" ? Offload::optimizer : Offload::all;
+                o.offload = Offload(std::ranges::find(kOffloadNames, what) - kOffloadNames.begin());
             },
-            "what to keep in host memory", one_of({"none", "optimizer", "all"}))
+            "what to keep in host memory; nvme: as optimizer, but its states in files", one_of(kOffloadNames))
         .default_text("none");
+    if (const char* folder = std::getenv("TMPDIR"); folder && *folder) o.offload_dir = folder;
+    flags
+        .add_word(  // read behind --offload
+            "--offload-dir",
+            [&o](const std::string& folder) {
+                if (o.offload != Offload::nvme) usage_error("--offload-dir {}: needs --offload nvme", folder);
+                o.offload_dir = folder;
+            },
+            "folder of those files, on a local disk", {.problem = {}, .name = "DIR"})
+        .default_text("$TMPDIR, or /tmp");
     flags
         .add("--bucket-mb", o.bucket_mb,
              "bucket size of gradient reductions, MiB; 0: one per unit [default: 25; with --zero 2 or 3: 0]",
@@ -67,16 +81,25 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.offload == Offload::none || training.dry_run) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
-    const int64_t bytes_per_rank = int64_t(double(training.model.parameters() / shards + 1) *
-                                           (double(size_of(types.dtype) + size_of(types.grad_dtype)) +
-                                            states.value_or(double(AdamW::state_bytes(types.dtype)))));
-    const int64_t here = bytes_per_rank * std::min(ranks_on_node, data_ranks), free = available_host_memory();
-    if (here > free)
-        usage_error(
-            "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available (try more nodes, "
-            "or --offload none)",
-            o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)),
-            human_bytes(double(bytes_per_rank)), human_bytes(double(free)));
+    const double elements = double(training.model.parameters() / shards + 1);  // of a rank
+    const auto check = [&](double bytes, const std::string& of_what, double available, const char* instead) {
+        const double here = bytes * elements * double(std::min(ranks_on_node, data_ranks));
+        if (here > available)
+            usage_error(
+                "--offload {}: needs {} of {} on this node ({} per rank), and {} are available (try more nodes, or {})",
+                kOffloadNames[int(o.offload)], human_bytes(here), of_what, human_bytes(bytes * elements),
+                human_bytes(available), instead);
+    };
+    const bool on_disk = o.offload == Offload::nvme;
+    const double state = states.value_or(double(AdamW::state_bytes(types.dtype)));
+    check(double(size_of(types.dtype) + size_of(types.grad_dtype)) + (on_disk ? 0 : state), "host memory",
+          double(available_host_memory()), "--offload none");
+    if (!on_disk) return;
+    map_file(o.offload_dir, 1);  // usage error if nothing can be written there
+    const std::filesystem::path folder = std::filesystem::path(o.offload_dir) / ".";
+    if (platform::is_in_memory(folder))
+        usage_error("--offload-dir {}: is in memory itself (must be on a disk)", o.offload_dir);
+    check(state, o.offload_dir, double(std::filesystem::space(folder).available), "another --offload-dir");
 }
 
 }  // namespace train70b

@@ -1,7 +1,16 @@
 #include "03_zero/complete/offload.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <deque>
+#include <filesystem>
 #include <fstream>
+
+#include "01_single_gpu/core/platform/platform.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -51,6 +60,22 @@ void update_on_host(std::vector<FlatParam>& flats, int64_t step, double lr, doub
     }
     for (HostCopy& copy : up) copy.device_waits();
     synchronize(device);  // until the host may write its buffers again
+}
+
+std::shared_ptr<void> map_file(const std::string& folder, int64_t bytes) {
+    std::string path = std::filesystem::path(folder) / "train70b-XXXXXX";
+    const size_t size = size_t(std::max<int64_t>(bytes, 1));
+    void* memory = MAP_FAILED;
+    if (const int file = ::mkstemp(path.data()); file >= 0) {
+        ::unlink(path.c_str());
+        if (platform::reserve(file, int64_t(size)))  // otherwise a full disk would show as SIGBUS, in the update
+            memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        ::close(file);
+    }
+    if (memory == MAP_FAILED)
+        usage_error("--offload-dir {}: {} cannot be mapped there: {} (must be a writable folder on a disk with room)",
+                    folder, human_bytes(double(bytes)), std::strerror(errno));
+    return {memory, [size](void* pages) { ::munmap(pages, size); }};
 }
 
 int64_t available_host_memory() {

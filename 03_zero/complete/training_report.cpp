@@ -11,7 +11,8 @@ ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Ll
                      .grads = g * (stage >= 2 ? padded / N : padded),
                      .optimizer = o * (stage >= 1 ? owned : elements)};
     if (offload != Offload::none) {
-        bytes.host = (a + g) * (padded / N) + bytes.optimizer;  // AdamW works on copies of the shards there
+        (offload == Offload::nvme ? bytes.disk : bytes.host) = bytes.optimizer;
+        bytes.host += (a + g) * (padded / N);  // AdamW works on copies of the shards there
         bytes.optimizer = 0;
     }
     if (offload == Offload::all) bytes.params = bytes.grads = 0;
@@ -39,11 +40,11 @@ void print_tables(const Program& p, const Zero& store, const ZeroOptions& option
     const int64_t N = store.shard_ranks(), padded = store.padded_elements(), m = p.options.accumulation(p.dp);
     const ZeroMemory f = zero_memory(p.options.model.parameters(), padded, store.owned_elements(), types, options.stage,
                                      options.offload, N);
-    constexpr const char* kOffload[] = {"", ", offload optimizer", ", offload all"};
+    constexpr const char* kOffload[] = {"", ", offload optimizer", ", offload nvme", ", offload all"};
     const std::string name = fmt::format("stage {}{}", options.stage, kOffload[int(options.offload)]);
     say(memory_table(
         fmt::format("bytes of rank {}, of {}: peak of the last step; below it the formula", p.world.rank(), p.dp),
-        {{name, step.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host}}}));
+        {{name, step.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host, f.disk}}}));
     constexpr const char* kFormulas[] = {"2 G", "G + P", "m G + P", "2 m P + m G"};
     Table wire(fmt::format("bytes that a rank of {} sends per step, m micro-batches", p.dp),
                {"", "m", "measured", "formula", Column("x (N-1)/N").left(), "unsharded at once"});

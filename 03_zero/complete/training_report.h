@@ -8,7 +8,7 @@ namespace train70b {
 // Bytes of one rank. N: shard ranks; elements: of the whole model; padded: with the padding; owned: of the elements, in
 // this rank's shards (elements / N, but for the padding).
 struct ZeroMemory {
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0, disk = 0;
 };
 ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Llama::Options& types, int stage,
                        Offload offload, int64_t N);

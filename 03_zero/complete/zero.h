@@ -24,7 +24,7 @@
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
 // followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;
-// with `all`, the shards too.
+// with `all`, the shards too; with `nvme`, the states in files.
 #include <deque>
 
 #include "01_single_gpu/complete/roles.h"
@@ -32,15 +32,17 @@
 
 namespace train70b {
 
-enum class Offload { none, optimizer, all };
+enum class Offload { none, optimizer, nvme, all };
+inline const std::vector<std::string> kOffloadNames = {"none", "optimizer", "nvme", "all"};
 
 struct ZeroOptions {
     int stage = 3;
     int64_t hybrid_shard = 0;  // ranks of a shard group; 0: all
     Offload offload = Offload::none;
-    int64_t prefetch = 1;         // units unsharded ahead of the one in use (stage 3)
-    bool prefetch_given = false;  // by --prefetch
-    double bucket_mb = -1;        // MiB of gradients per bucket, in whole units; < 0: 25, and 0 from stage 2 on
+    std::string offload_dir = "/tmp";  // of nvme's files
+    int64_t prefetch = 1;              // units unsharded ahead of the one in use (stage 3)
+    bool prefetch_given = false;       // by --prefetch
+    double bucket_mb = -1;             // MiB of gradients per bucket, in whole units; < 0: 25, and 0 from stage 2 on
     bool overlap = true;  // false: wait for each reduction where it starts; stages 0, 1: after the backward pass
 
     // How many of `ranks` with the same parameters have one set of optimizer states between them.

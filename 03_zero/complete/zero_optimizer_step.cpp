@@ -63,7 +63,11 @@ void Zero::weights_changed() {
 
 std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
     if (options_.stage == 0) return make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
-    if (offloads()) return make_optimizer_(flat.segments(flat.rank(), flat.host_params, flat.host_grads), Memory::host);
+    if (offloads()) {
+        allocate_on_disk = [folder = options_.offload_dir](int64_t bytes) { return map_file(folder, bytes); };
+        return make_optimizer_(flat.segments(flat.rank(), flat.host_params, flat.host_grads),
+                               options_.offload == Offload::nvme ? Memory::disk : Memory::host);
+    }
     // tag::lab-zero-update-optimizer[]
     return make_optimizer_(flat.segments(flat.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
     // end::lab-zero-update-optimizer[]

@@ -37,7 +37,7 @@ RankKind kind_of(const TrainOptions& options, const ParallelConfig& config, int6
     // Replicas of a parameter are counted by the first of them: of norms, and of key/value heads.
     const int64_t copies = std::max<int64_t>(config.mesh.tp / options.model.kv_heads, 1);
     const int64_t counts = at.tp == 0 ? 0 : at.tp % copies == 0 ? 1 : 2;
-    RankKind kind{{at.pp, memory.optimizer, memory.host}, {at.cp, config.tensor.overlap ? at.tp : counts}};
+    RankKind kind{{at.pp, memory.optimizer, memory.host, memory.disk}, {at.cp, config.tensor.overlap ? at.tp : counts}};
     // Loads are even but for a remainder, which the first ranks of ep get.
     if (options.model.is_sparse()) kind.places.push_back(rank % config.mesh.ep);
     return kind;

@@ -65,7 +65,7 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
 Table rank_table(const RankMemory& memory, const TrainOptions& options) {
     Table table(fmt::format("rank {}: bytes, peak of a step", memory.rank),
                 {"", "booked", "formula", Column("").left()});
-    const MemoryBytes formula = {memory.params, memory.grads, memory.optimizer, -1, -1, -1, memory.host};
+    const MemoryBytes formula = {memory.params, memory.grads, memory.optimizer, -1, -1, -1, memory.host, memory.disk};
     for (int kind = 0; kind < kMemoryKinds; ++kind) {
         const int64_t booked = memory.peak.kind[kind];
         if (kind >= kDeviceMemoryKinds && booked == 0) continue;

@@ -73,7 +73,10 @@ StateMemory state_memory(const RankUnits& units, const Workload& w, const Parall
         memory.optimizer += std::llround(state * double(unit->count * (stage == 0 ? unit->elements : unit->own())));
         shards += part;
     }
-    if (config.zero.offload != Offload::none) memory.host = std::exchange(memory.optimizer, 0) + (a + g) * shards;
+    if (config.zero.offload != Offload::none) {
+        (config.zero.offload == Offload::nvme ? memory.disk : memory.host) = std::exchange(memory.optimizer, 0);
+        memory.host += (a + g) * shards;
+    }
     if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
     return memory;
 }
@@ -333,7 +336,7 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
     activations += 3 * 4 * rows * double(w.micro_batches(mesh.dp));  // tokens, targets, positions
     const StateMemory states = state_memory(units, w, config);
     MemoryPeak peak{.kind = {states.params, states.grads, states.optimizer, std::llround(activations), 0,
-                             std::llround(workspace), states.host}};
+                             std::llround(workspace), states.host, states.disk}};
     peak.total = std::accumulate(peak.kind.begin(), peak.kind.begin() + kDeviceMemoryKinds, int64_t(0));
     return peak;
 }

@@ -6,7 +6,7 @@
 //     params        a n, ZeRO-3: a n/N                   grads   g n, from ZeRO-2 on: g n/N        (chapter 03)
 //     optimizer     (8 + 4 if a < 4) n, from ZeRO-1 on n/N; adamw8bit: (2 + 8/256 + 4 if a < 4) n  (chapter 07)
 //                   muon: 4 bytes less per element of a block's matrices                       (chapter 03)
-//     host          offloaded: the optimizer and (a + g) n/N, for none of it on the device
+//     host          offloaded: the optimizer (nvme: on the disk) and (a + g) n/N, for none of it on the device
 //     activations   chapter 01's formula for the level of recomputation, times the blocks and micro-batches in flight,
 //                   which are read off the schedule's steps (chapter 05), and the worst moment of one block or the head
 //     workspace     unsharded: ZeRO-3, a n of the unit in use and of `prefetch` more; from ZeRO-2 on g n of the unit in
@@ -28,7 +28,7 @@ MemoryPeak memory_formula(const Workload& workload, const ParallelConfig& config
 
 // What a rank holds from one step to the next, in bytes.
 struct StateMemory {
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0, disk = 0;
 };
 StateMemory state_memory(const Workload& workload, const ParallelConfig& config, int64_t rank);
 

@@ -29,7 +29,7 @@ MemoryPeak peak_of(const Sequence& sequence) {
             if (event.kind != Event::Kind::book) continue;
             const int kind = int(event.memory);
             now[size_t(kind)] += event.bytes;
-            if (event.memory != Memory::host) total += event.bytes;
+            if (event.memory < Memory::host) total += event.bytes;
             peak.kind[size_t(kind)] = std::max(peak.kind[size_t(kind)], now[size_t(kind)]);
             peak.total = std::max(peak.total, total);
         }

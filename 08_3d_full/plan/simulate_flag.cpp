@@ -210,7 +210,7 @@ void print_simulation(const Program& program, const ParallelConfig& config, Simu
                         options.llama().dtype};
     Table table = step_table(step, recording, simulate.cluster, work);
     if (config.zero.offload != Offload::none)
-        table.note("too fast: the host's update and the copies to and from it take what they would take on the device");
+        table.note("too fast: the host's update, copies to and from it, and files take what they would on the device");
     say(table);
     say(ops_table(step));
     if (simulate.trace.given()) simulate.trace.write(chrome_trace(step));

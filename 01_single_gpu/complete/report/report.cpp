@@ -79,7 +79,7 @@ Table memory_table(const LlamaConfig& config, const Llama::Options& options, int
 Table memory_table(const std::string& caption, const std::vector<MemoryRow>& rows) {
     int kinds = kDeviceMemoryKinds;
     for (const MemoryRow& row : rows)
-        if (row.peak.kind[int(Memory::host)] > 0) kinds = kMemoryKinds;
+        while (kinds < kMemoryKinds && row.peak.kind[kinds] > 0) ++kinds;
     std::vector<Column> columns = {""};
     columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kinds);
     columns.push_back("total");

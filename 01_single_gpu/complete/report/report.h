@@ -32,8 +32,8 @@ Table memory_table(const LlamaConfig& config, const Llama::Options& options, int
                    const MemoryPeak& peak, const std::string& optimizer = "adamw");
 
 // Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory
-// is shown only where there is some.
-inline constexpr MemoryBytes kNoFormula = {-1, -1, -1, -1, -1, -1, -1};
+// and disk are shown only where there is some.
+inline constexpr MemoryBytes kNoFormula = {-1, -1, -1, -1, -1, -1, -1, -1};
 struct MemoryRow {
     std::string name;
     MemoryPeak peak;

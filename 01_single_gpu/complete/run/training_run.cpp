@@ -48,7 +48,7 @@ void check_memory(const TrainOptions& o, const Flags& flags, double ranks, doubl
     const auto flag = [&](const char* name) { return flags.values().value(name, std::string()); };
     const Llama::Options types = o.llama();
     const bool adamw = flag("optimizer").empty() || flag("optimizer") == "adamw";  // what others need is not known here
-    const double weight = double(size_of(types.dtype)), state = adamw ? 8 : 0;
+    const double weight = double(size_of(types.dtype)), state = adamw && flag("offload") != "nvme" ? 8 : 0;
     const double states = double(o.model.parameters()) * (weight + double(size_of(types.grad_dtype)) + state);
     if (const std::string shortage = memory_shortage(states / nodes, states / ranks); !shortage.empty()) {
         std::string what = o.load_hf.empty() ? "--model " + o.model.name : "--load-hf " + o.load_hf;

@@ -9,7 +9,9 @@ namespace train70b::platform {
 void keep_freed_memory();                               // instead of returning it to the kernel
 int open_unnamed(const std::string& folder, int mode);  // a file that vanishes without give_name(); -1: there is none
 bool give_name(int file, const std::string& path);
-CoreSet allowed_cores();  // of the calling thread; none: unknown
+bool reserve(int file, int64_t bytes);         // disk space; else errno says why not. plain: writing may still fail
+bool is_in_memory(const std::string& folder);  // as on Linux's tmpfs
+CoreSet allowed_cores();                       // of the calling thread; none: unknown
 bool allow_cores(const CoreSet& cores);
 void use_blas_threads(int threads);  // with their memory; usage error if there is no room. plain: does nothing
 
