@@ -222,6 +222,23 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         HfWeights(folder.text(), again).load(loaded.params());
         EXPECT(bits(model) == bits(loaded));
     }
+    for (const LlamaConfig& config :
+         {deepseek(), small_config()}) {  // tensors of one layer more: a module of DeepSeek-V3
+        LlamaConfig longer = config;
+        ++longer.layers;
+        const Folder folder;
+        Llama model(longer, {.init_std = 0.3}), shorter(config, {});
+        model.materialize(3);
+        shorter.materialize(4);
+        save(folder.text(), model);
+        if (config.latent.kv_rank == 0) {
+            EXPECT_USAGE_ERROR(HfWeights(folder.text(), config), "is not part of this model");
+            continue;
+        }
+        HfWeights(folder.text(), config).load(shorter.params());
+        for (Param* param : shorter.blocks[1].unit.params)
+            EXPECT(values(param->data) == values(local_full_params(model)(*param, Which::data)));
+    }
     {
         LlamaConfig config = small_config();  // that of a Llama, but loaded as Mistral
         config.family = "mistral";

@@ -183,7 +183,7 @@ Manifest read_manifest(const std::string& folder) {
                                         manifest.step));
     manifest.ranks = read.integer("ranks", INT64_MAX);
     manifest.optimizer = read.text("optimizer", names_of(optimizers()));
-    manifest.dtype = read.text("dtype", train_dtype_names());
+    manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp16", "fp64"});
     manifest.model = parse_hf_config(read.inner("model").json(), path);
     read_other_part(path, *manifest.json, manifest.model);
     for (const json& entry : read.list("files")) manifest.files.push_back(read_file_entry(path, folder, entry));

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -102,9 +103,14 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
     const auto is_module = [&](const std::string& name) {  // DeepSeek-V3's, behind the last layer
         return config.latent.kv_rank > 0 && name.starts_with(fmt::format("model.layers.{}.", config.layers));
     };
-    for (const auto& [name, location] : where_)
-        if (!found.contains(name) && !is_module(name))
+    bool left_out = false;
+    for (const auto& [name, location] : where_) {
+        if (found.contains(name)) continue;
+        if (!is_module(name))
             usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
+        left_out = true;
+    }
+    if (left_out) say("{}: layer {}, which predicts further tokens, is left out\n", dir, config.layers);
 }
 
 void HfWeights::check(const HfTensor& part) const {
