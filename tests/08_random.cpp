@@ -47,3 +47,25 @@ TEST_CASE("random layouts in fp64: every one is one rank's run, losses and norms
                    farthest);
     EXPECT(count > 0);
 }
+
+TEST_CASE("latent attention and a further token over tp, cp, dp and pp in fp64: one rank's run, on every commit") {
+    const Text text;
+    for (const bool sequence : {true, false}) {
+        TrainOptions o = tiny(text);
+        o.dtype = "fp64";
+        o.steps = 2;
+        o.micro_batch = 1;
+        o.model.kv_heads = o.model.heads;
+        o.model.latent = {.kv_rank = 8, .q_rank = sequence ? 6 : 0, .rope_dim = 2};
+        o.model.multi_token = true;
+        ParallelConfig config{.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}};
+        config.zero.stage = sequence ? 3 : 1;
+        config.tensor.sequence_parallel = sequence;
+        ComposedRun run(o, world(), config);
+        run.session.run();
+        const auto one = run_on_one_rank(o);
+        const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
+        INFO("sequence parallel " << sequence << ": " << deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+    }
+}
