@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/checkpoint/cost.h"
 #include "08_3d_full/checkpoint/snapshot.h"
 #include "tests/checkpoints.h"
