@@ -175,7 +175,7 @@ void Snapshot::copy_step_states() {
     char* at = values_.data<char>() + step_states_begin_ * size_of(values_.dtype());
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        std::memcpy(at, rows.values.data(), rows.values.size() * sizeof(float));
+        if (!rows.values.empty()) std::memcpy(at, rows.values.data(), rows.values.size() * sizeof(float));
         at += rows.values.size() * sizeof(float);
     }
 }
