@@ -135,8 +135,9 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
             ? fmt::format("{} {} + {} {} = {}", n.head_dim, c.value_dim(), n.rope_dim, c.latent.rope_dim, c.head_dim())
         : c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
                           : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
-    if (c.latent.kv_rank > 0) check_latent(c, n);
-    if (c.latent.kv_rank == 0 && c.head_dim() % 2 != 0)
+    if (c.latent.kv_rank > 0)
+        check_latent(c, n);
+    else if (c.head_dim() % 2 != 0)
         usage_error("{}{}: the head size must be even, because RoPE rotates pairs", n.where, head_dim);
     if (c.head_dim() > kMaxHeadDim)
         usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
@@ -243,8 +244,8 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     // Of the attention half: all of it; residuals and qkv.
     double attention_all = a * (4 * E + 2 * q + 2 * kv) + normed_heads + 2 * norm + s * H;
     double attention_products = a * (2 * E + q + 2 * kv) + 2 * norm, up_products = 0, normed_latents = 0;
-    if (const Latent& x = c.latent;
-        x.kv_rank > 0) {  // the latents before and after their norms; q, k and v before RoPE
+    // The latents before and after their norms; q, k and v before RoPE.
+    if (const Latent& x = c.latent; x.kv_rank > 0) {
         const double latents = double(x.q_rank + x.kv_rank), stats = double(s) * (x.q_rank > 0 ? 2 : 1);
         normed_latents = a * latents;
         attention_all += 2 * normed_latents + stats;

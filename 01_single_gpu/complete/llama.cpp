@@ -134,17 +134,17 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
         embed_tokens = make_param("model.embed_tokens.weight", {c.vocab, c.hidden}, o.init_std);
         embedding_unit = {"embedding", {&embed_tokens}, {}, nullptr};
     }
+    const auto add_block = [&](int64_t layer) -> Block& {
+        Block& block = blocks.emplace_back(c, layer, o.init_std);
+        block.recompute_ = recompute_in(layer, o.recompute, o.recompute_every);
+        if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
+        return block;
+    };
     for (const Chunk& chunk : s.chunks)
-        for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
-            Block& block = blocks.emplace_back(c, layer, o.init_std);
-            block.recompute_ = recompute_in(layer, o.recompute, o.recompute_every);
-            if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
-        }
+        for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) add_block(layer);
     if (s.head && c.multi_token) {
         multi_token = std::make_unique<MultiToken>(c, o.init_std);
-        Block& block = blocks.emplace_back(c, c.layers, o.init_std);
-        block.recompute_ = recompute_in(c.layers, o.recompute, o.recompute_every);
-        if (block.recompute_ == Recompute::full) block.unit.wrappers.push_back(recompute);
+        Block& block = add_block(c.layers);
         for (Param* param : multi_token->params()) block.unit.params.push_back(param);
         multi_token->embedding_unit = {"next embedding", {}, {}, &embedding_unit};
         multi_token->head_unit = {"next head", {}, {}, &head_unit};

@@ -1,37 +1,24 @@
 // latent_heads.h on the CPU: the definition that latent_heads.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/latent_heads.h"
 
-#include <cmath>
-
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
+#include "01_single_gpu/ops/rotation.h"
 
 namespace train70b {
 
 namespace cpu {
 namespace {
 
-// The rotation of a row's pairs (2i, 2i+1); direction -1: back, which is the gradient.
-template <class C>
-struct Turns {
-    int half;
-    C cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
-    Turns(const Rope& rope, int32_t position, int direction) : half(rope.head_dim / 2) {
-        for (int i = 0; i < half; ++i) {
-            const double angle = position * rope.inv_freq[i];  // as in rope.cpp
-            cos[i] = C(std::cos(angle));
-            sin[i] = C(direction * std::sin(angle));
-        }
+// The pairs (2i, 2i+1) of P numbers. direction -1: back, which is the gradient.
+template <class To, class From, class C>
+void rotate_pairs(To* to, const From* from, int64_t P, const Rotation<C>& rotation, int direction) {
+    for (int64_t i = 0; i < P / 2; ++i) {
+        const C a = C(from[2 * i]), b = C(from[2 * i + 1]), c = rotation.cos[i], s = C(direction) * rotation.sin[i];
+        to[2 * i] = To(a * c - b * s);
+        to[2 * i + 1] = To(b * c + a * s);
     }
-    template <class To, class From>
-    void rotate(To* to, const From* from) const {
-        for (int i = 0; i < half; ++i) {
-            const C a = C(from[2 * i]), b = C(from[2 * i + 1]);
-            to[2 * i] = To(a * cos[i] - b * sin[i]);
-            to[2 * i + 1] = To(b * cos[i] + a * sin[i]);
-        }
-    }
-};
+}
 
 }  // namespace
 
@@ -41,15 +28,15 @@ void latent_heads(Tensor& q, Tensor& k, Tensor& v, const Tensor& q_in, const Ten
         using T = decltype(zero);
         const int64_t P = rope.head_dim, H = (q.cols() - kv.cols() / 2) / P, D = q.cols() / H, N = D - P;
         parallel_rows(q.rows(), 3 * q.cols(), [&](int64_t r) {
-            const Turns<Wide<T>> turns(rope, positions.data<int32_t>()[r], 1);
+            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
             for (int64_t i = r * H; i < (r + 1) * H; ++i) {
                 const T *from_q = q_in.data<T>() + i * D, *from_kv = kv.data<T>() + i * 2 * N;
                 T *to_q = q.data<T>() + i * D, *to_k = k.data<T>() + i * D, *to_v = v.data<T>() + i * D;
                 std::copy_n(from_q, N, to_q);
                 std::copy_n(from_kv, N, to_k);
                 std::copy_n(from_kv + N, N, to_v);
-                turns.rotate(to_q + N, from_q + N);
-                turns.rotate(to_k + N, k_rope.data<T>() + r * P);
+                rotate_pairs(to_q + N, from_q + N, P, rotation, 1);
+                rotate_pairs(to_k + N, k_rope.data<T>() + r * P, P, rotation, 1);
                 std::fill_n(to_v + N, P, T(0));
             }
         });
@@ -62,7 +49,7 @@ void latent_heads_backward(Tensor& dq_in, Tensor& dkv, Tensor& dk_rope, const Te
         using T = decltype(zero);
         const int64_t P = rope.head_dim, H = (dq.cols() - dkv.cols() / 2) / P, D = dq.cols() / H, N = D - P;
         parallel_rows(dq.rows(), 3 * dq.cols(), [&](int64_t r) {
-            const Turns<Wide<T>> back(rope, positions.data<int32_t>()[r], -1);
+            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
             Wide<T> sum[kMaxHeadDim] = {};  // of the heads
             for (int64_t i = r * H; i < (r + 1) * H; ++i) {
                 const T *from_q = dq.data<T>() + i * D, *from_k = dk.data<T>() + i * D;
@@ -70,10 +57,10 @@ void latent_heads_backward(Tensor& dq_in, Tensor& dkv, Tensor& dk_rope, const Te
                 std::copy_n(from_q, N, to_q);
                 std::copy_n(from_k, N, to_kv);
                 std::copy_n(dv.data<T>() + i * D, N, to_kv + N);
-                back.rotate(to_q + N, from_q + N);
+                rotate_pairs(to_q + N, from_q + N, P, rotation, -1);
                 for (int64_t p = 0; p < P; ++p) sum[p] += Wide<T>(from_k[N + p]);
             }
-            back.rotate(dk_rope.data<T>() + r * P, sum);
+            rotate_pairs(dk_rope.data<T>() + r * P, sum, P, rotation, -1);
         });
     });
 }

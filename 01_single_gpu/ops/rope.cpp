@@ -1,28 +1,14 @@
 // rope.h on the CPU: the definition that rope.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/rope.h"
 
-#include <cmath>
-
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
+#include "01_single_gpu/ops/rotation.h"
 
 namespace train70b {
 
 namespace cpu {
 namespace {
-
-// cos and sin of position * inv_freq, one pair for each (i, i + D/2); in double, because positions may be a million.
-template <class C>
-struct Rotation {
-    C cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
-    Rotation(const Rope& rope, int32_t position) {
-        for (int i = 0; i < rope.head_dim / 2; ++i) {
-            const double angle = position * rope.inv_freq[i];
-            cos[i] = C(std::cos(angle));
-            sin[i] = C(std::sin(angle));
-        }
-    }
-};
 
 // direction +1: forward; -1: the transposed (inverse) rotation, which is the gradient.
 template <class T>

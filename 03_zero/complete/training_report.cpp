@@ -40,8 +40,8 @@ void print_tables(const Program& p, const Zero& store, const ZeroOptions& option
     const int64_t N = store.shard_ranks(), padded = store.padded_elements(), m = p.options.accumulation(p.dp);
     const ZeroMemory f = zero_memory(p.options.model.parameters(), padded, store.owned_elements(), types, options.stage,
                                      options.offload, N);
-    constexpr const char* kOffload[] = {"", ", offload optimizer", ", offload nvme", ", offload all"};
-    const std::string name = fmt::format("stage {}{}", options.stage, kOffload[int(options.offload)]);
+    std::string name = fmt::format("stage {}", options.stage);
+    if (options.offload != Offload::none) name += ", offload " + kOffloadNames[size_t(options.offload)];
     say(memory_table(
         fmt::format("bytes of rank {}, of {}: peak of the last step; below it the formula", p.world.rank(), p.dp),
         {{name, step.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host, f.disk}}}));

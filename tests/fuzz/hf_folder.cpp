@@ -1,7 +1,8 @@
 // A Hugging Face folder: config.json and model.safetensors.index.json, beside a shard that belongs to them.
-// sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp
-// sources: layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
-// sources: experts/experts.cpp experts/hf_experts.cpp ops/rope.cpp core/say.cpp latent_attention.cpp multi_token.cpp
+// sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp
+// sources: llama.cpp layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp
+// sources: ops/transfer.cpp experts/experts.cpp experts/hf_experts.cpp ops/rope.cpp core/say.cpp
+// sources: latent_attention.cpp multi_token.cpp
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/hf/hf.h"

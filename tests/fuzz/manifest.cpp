@@ -1,8 +1,10 @@
 // The manifest of a checkpoint, beside the file that it lists.
-// sources: 08_3d_full/checkpoint/format.cpp 08_3d_full/experts/manifest_fields.cpp 07_fp8/complete/moments.cpp 07_fp8/complete/optimizers.cpp
-// sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp
-// sources: layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
-// sources: experts/experts.cpp experts/hf_experts.cpp ops/rope.cpp core/say.cpp latent_attention.cpp multi_token.cpp
+// sources: 08_3d_full/checkpoint/format.cpp 08_3d_full/experts/manifest_fields.cpp 07_fp8/complete/moments.cpp
+// sources: 07_fp8/complete/optimizers.cpp
+// sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp
+// sources: llama.cpp layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp
+// sources: ops/transfer.cpp experts/experts.cpp experts/hf_experts.cpp ops/rope.cpp core/say.cpp
+// sources: latent_attention.cpp multi_token.cpp
 #include <zlib.h>
 
 #include <nlohmann/json.hpp>
