@@ -141,10 +141,22 @@ def test_a_cut_link_is_named_and_a_slow_one_is_slow(nodes):
     programs.stop(training, 0)  # mpirun waits for the node that is gone
 
 
+def test_links_that_take_longer(nodes):
+    try:
+        nodes("--rate", "800mbit", "--delay", "20ms")
+    except AssertionError as refused:
+        assert "--delay 20ms: this kernel has no netem (modprobe sch_netem)" in str(refused)
+        return
+    start = time.monotonic()
+    box("exec", 0, "bash", "-c", "! </dev/tcp/node1/9")  # refused after a packet there and one back
+    assert 0.04 <= time.monotonic() - start < 1 * PATIENCE
+
+
 def test_what_is_refused_leaves_nothing(nodes):
     for words, says in ((["up", "--nodes", 0], "--nodes 0: must be 1 to 99"), (["up", "-n", 2], "up -n: unknown"),
                         (["up", "--rate"], "--rate: needs a value"), (["exec", 5, "true"], "node 5: there is none"),
                         (["up", "--rate", "fast"], "--rate fast: must be like 800mbit"), (["gone"], "gone NODE"),
+                        (["up", "--delay", 5], "--delay 5: must be like 5ms"),
                         (["fly"], "up [--nodes 2]")):
         said = box(*words, code=2)
         assert says in said, said

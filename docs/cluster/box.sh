@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A cluster in one machine: network namespaces are nodes, on a switch of their own, with links of a chosen rate. Needs root;
 # iproute2, and for --slurm slurm-wlm and munge, from Debian's packages.
-#   sudo bash docs/cluster/box.sh up [--nodes 2] [--rate 800mbit] [--slots 2] [--slurm]
+#   sudo bash docs/cluster/box.sh up [--nodes 2] [--rate 800mbit] [--delay 5ms] [--slots 2] [--slurm]
 #   sudo bash docs/cluster/box.sh exec 0 mpirun -np 4 build/bin/02_data_parallel     # on node 0; also srun, sbatch, bash
 #   sudo bash docs/cluster/box.sh rate 1 80mbit | cut 1 | mend 1                     # node 1's link; gone 1: its processes, too
 #   sudo bash docs/cluster/box.sh down                                               # nothing of it is left
@@ -33,8 +33,13 @@ on() { # on NODE COMMAND...: in the node's network, host name and mounts, in thi
 shape() { # both directions of node $1's link: at $2 a second, with a queue of at most 50 ms
     [[ $2 =~ ^[1-9][0-9]*[kmg]bit$ ]] || refuse "rate $2: must be like 800mbit"
     local burst=$(($(numfmt --from=si "$(sed 's/bit//; s/[a-z]/\U&/g' <<<"$2")") / 8 / 250 + 16384))
-    tc -n "$name-$1" qdisc replace dev eth0 root tbf rate "$2" burst "$burst" latency 50ms
+    tc -n "$name-$1" qdisc replace dev eth0 root handle 1: tbf rate "$2" burst "$burst" latency 50ms
     tc -n "$name-switch" qdisc replace dev "port$1" root tbf rate "$2" burst "$burst" latency 50ms
+}
+late() { # each packet that node $1 sends takes $2 more; $3: root, or after the rate
+    # shellcheck disable=SC2086
+    tc -n "$name-$1" qdisc add dev eth0 ${3:-root} netem delay "$2" limit 100000 2>/dev/null ||
+        refuse "--delay $2: this kernel has no netem (modprobe sch_netem)"
 }
 slurmd_on() { rm -rf "$box/spool/node$1"; (on "$1" SLURM_CONF="$box/slurm.conf" slurmd -N "node$1" -f "$box/slurm.conf"); }
 processes() { ip netns pids "$name-$1" | grep -vx "$(holder "$1")" || true; } # of node $1
@@ -96,17 +101,18 @@ EOF
 }
 
 up() {
-    local nodes=2 rate='' slots=2 slurm='' i
+    local nodes=2 rate='' delay='' slots=2 slurm='' i
     while [ $# -gt 0 ]; do
         case $1 in
-        --nodes | --rate | --slots) [ $# -gt 1 ] || refuse "$1: needs a value"; declare "${1#--}=$2"; shift 2 ;;
+        --nodes | --rate | --delay | --slots) [ $# -gt 1 ] || refuse "$1: needs a value"; declare "${1#--}=$2"; shift 2 ;;
         --slurm) slurm=yes; shift ;;
-        *) refuse "up $1: unknown (--nodes, --rate, --slots, --slurm)" ;;
+        *) refuse "up $1: unknown (--nodes, --rate, --delay, --slots, --slurm)" ;;
         esac
     done
     [[ $nodes =~ ^[1-9][0-9]?$ ]] || refuse "--nodes $nodes: must be 1 to 99"
     [[ $slots =~ ^[1-9][0-9]*$ ]] || refuse "--slots $slots: must be at least 1"
     [[ $rate =~ ^([1-9][0-9]*[kmg]bit)?$ ]] || refuse "--rate $rate: must be like 800mbit"
+    [[ $delay =~ ^([1-9][0-9]*[mu]s)?$ ]] || refuse "--delay $delay: must be like 5ms"
     mkdir "$box" 2>/dev/null || refuse "$box is there already (a box: down first), or cannot be made"
     touch "$box/namespaces"
     trap 'stop; exit 2' ERR
@@ -132,6 +138,7 @@ up() {
         disown
         until [ -s "$box/$i.pid" ]; do kill -0 $! 2>/dev/null || refuse "node $i cannot be made here"; sleep 0.05; done
         [ -z "$rate" ] || shape "$i" "$rate"
+        [ -z "$delay" ] || late "$i" "$delay" "${rate:+parent 1:1}"
     done
     cat >"$box/agent" <<EOF
 #!/usr/bin/env bash
