@@ -4,9 +4,9 @@
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
     python3 docs/measure.py TABLE [--bin build/bin] [--runs FOLDER]
 
-NAME: 01_loss, 05_measured, ...; default: all but 02_nodes and 08_nodes (as root), about twenty minutes. A CSV begins
-with comment lines: what it holds, the commands that made it (from the repository's root; the file that a flag names is
-then read) and the hardware, or "computed".
+NAME: 01_loss, 05_measured, ...; default: all but 02_nodes, 02_sites and 08_nodes (as root), about twenty minutes. A CSV
+begins with comment lines: what it holds, the commands that made it (from the repository's root; the file that a flag
+names is then read) and the hardware, or "computed".
 TABLE: a comparison table of a lesson, printed, not written: front (README.md's), 03_wire, ... (docs/measure/*.py)
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
@@ -254,12 +254,13 @@ def checkpoints(runs):
 
 
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
-          "02_all_reduce": all_reduce, "02_nodes": nodes, "02_overlap": overlap, "03_memory": zero_memory,
-          "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
-          "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_mesh": mesh_bytes,
+          "02_all_reduce": all_reduce, "02_nodes": nodes, "02_sites": chapter02.sites, "02_overlap": overlap,
+          "03_memory": zero_memory, "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
+          "05_v": the_v, "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats,
+          "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory, "08_mesh": mesh_bytes,
           "08_experts": expert_load, "08_checkpoint": checkpoints, "08_elastic": chapter08.elastic,
           "08_nodes": chapter08.nodes}
+AS_ROOT = "02_nodes", "02_sites", "08_nodes"
 CHAPTERS = (chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08)
 PRINTED = {name: table for chapter in CHAPTERS for name, table in chapter.PRINTED.items()}
 
@@ -291,7 +292,7 @@ def main():
         if printed:
             return
         arguments.out.mkdir(parents=True, exist_ok=True)
-        for name in arguments.names or [name for name in TABLES if "_nodes" not in name]:  # those need root
+        for name in arguments.names or [name for name in TABLES if name not in AS_ROOT]:
             write(arguments.out / f"{name}.csv", name, TABLES[name], Runs(arguments.bin.resolve(), folder.resolve()))
 
 

@@ -153,6 +153,28 @@ def nodes(rows):
     return figure
 
 
+def sites(rows):
+    looks = {"20": (style.RED, "s", "-"), "80": (style.BLUE, "o", "--"), "800": (style.GREEN, "^", ":")}
+    figure, axis = plt.subplots(figsize=(7, 3.8))
+    alone = min(numbers(rows, "step_s"))
+    for rate, (colour, marker, line) in looks.items():
+        mine = [row for row in rows if row["mbit_per_s"] == rate and row["fragments"] == "1"]
+        exchange = 8 * 3_412_480 / (1e6 * float(rate))  # of two ranks each sends its 853,120 fp32 numbers once
+        every = numbers(mine[1:], "outer_steps")
+        axis.loglog(every, numbers(mine[1:], "step_s"), marker, color=colour, ms=7, label=f"{rate} Mbit/s")
+        axis.plot(every, [alone + exchange / steps for steps in every], line, color=colour, lw=1.4)
+        axis.plot(0.6, float(mine[0]["step_s"]), marker, color=colour, ms=7, mfc="none")
+    axis.set_xticks([0.6, *every], ["gradients", *(f"{steps:g}" for steps in every)])
+    axis.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+    axis.minorticks_off()
+    axis.set(xlabel="steps between exchanges (H)", ylabel="s per step")
+    gradients, *_, last = numbers([row for row in rows if row["mbit_per_s"] == "20"], "step_s")
+    axis.set_title(f"Two sites, 20 Mbit/s between them: {gradients / last:.0f} times as fast if they exchange every "
+                   "20th step\n(marks: measured; lines: a step alone + 8 n / (H · rate))", fontsize=10)
+    axis.legend(fontsize=9)
+    return figure
+
+
 def median_error(rows, measured):
     """In percent, of what is simulated."""
     return 100 * statistics.median(abs(float(row["simulated_s"]) / float(row[measured]) - 1)
@@ -525,11 +547,11 @@ def roofline(rows):
 
 
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
-            "02_nodes": nodes, "02_overlap": overlap, "03_memory": zero_memory, "04_memory": tensor_memory,
-            "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
-            "05_measured": measured_schedules, "06_causal": causal,
-            "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
-            "08_mesh": mesh_on_nodes, "08_nodes": steps_on_nodes, "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
+            "02_nodes": nodes, "02_sites": sites, "02_overlap": overlap, "03_memory": zero_memory,
+            "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
+            "05_measured": measured_schedules, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
+            "08_loss": mesh_loss, "08_memory": mesh_memory, "08_mesh": mesh_on_nodes, "08_nodes": steps_on_nodes,
+            "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
 
 
 def main():
