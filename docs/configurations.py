@@ -28,6 +28,7 @@ CASES = {
     "405b-16384": "--model 405b --gpus 16384 --cluster h100-16384.json --seq-len 8192 --global-batch 2048",
     "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16"
                  " --simulations 6",  # the planner's default takes minutes
+    "mixtral-64": "--model mixtral-8x7b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 1024",
 }
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
 
@@ -56,7 +57,8 @@ def chosen(report):
     best = report["best"][0]
     words = [f"tp {best['tp']}"] + [f"{axis} {best[axis]}" for axis in ("cp", "pp") if best[axis] > 1]
     groups = f" in groups of {best['hybrid_shard']}" if best["hybrid_shard"] else ""
-    words += [f"dp {best['dp']}", f"ZeRO-{best['zero']}{groups}"]
+    words += [f"dp {best['dp']}"] + [f"ep {ep}" for ep in [best.get("ep", 1)] if ep > 1]
+    words += [f"ZeRO-{best['zero']}{groups}"]
     if best["pp"] > 1:
         chunks = f" x{best['virtual_stages']}" if best["pipeline"] == "interleaved" else ""
         words.append(best["pipeline"] + chunks)

@@ -214,19 +214,44 @@ def table_of_rows(data, written):
     return "\n".join(tables.markdown(["row", "layout", "published", "predicted (error)"], rows, "--::"))
 
 
-def comparison_errors(data, written):
-    """How wrong the ratio of two speeds is, in percent, for each pair of rows that differ in their layout."""
+def ratio_errors(pairs, written):
+    """How wrong the ratio of two speeds is, in percent, for each pair of rows."""
     errors = {line["row"]: 1 + float(line["error"]) / 100 for line in written}
-    return [100 * (max(errors[a], errors[b]) / min(errors[a], errors[b]) - 1)
-            for names in data["same_program"] for a, b in itertools.combinations(names, 2)]
+    return [100 * (max(errors[a], errors[b]) / min(errors[a], errors[b]) - 1) for a, b in pairs]
+
+
+def same_program(data):
+    return [pair for names in data["same_program"] for pair in itertools.combinations(names, 2)]
+
+
+def comparison_errors(data, written):
+    """Of each pair of rows that differ in their layout alone."""
+    return ratio_errors(same_program(data), written)
+
+
+def other_pairs(data):
+    """Of dense rows of one source, model and number of GPUs in two layouts, beside those."""
+    dense = [row for row in data["rows"]
+             if row["role"] != "doubtful" and "experts" not in data["models"].get(row["model"], {})]
+    return [(a["name"], b["name"]) for a, b in itertools.combinations(dense, 2)
+            if all(a[key] == b[key] for key in ("source", "model", "gpus")) and a["layout"] != b["layout"] and
+            (a["name"], b["name"]) not in same_program(data)]
 
 
 def text_of_comparisons(data, written):
-    errors = comparison_errors(data, written)
+    errors, others = comparison_errors(data, written), ratio_errors(other_pairs(data), written)
+    experts = list(itertools.combinations(data["with_experts"], 2))
+    speeds = {line["row"]: (float(line["published"]), float(line["predicted"])) for line in written}
+    ordered = sum((speeds[a][0] - speeds[b][0]) * (speeds[a][1] - speeds[b][1]) > 0 for a, b in experts)
+    factors = [1 + error / 100 for error in ratio_errors(experts, written)]
     return wrapped(
-        f"In {len(errors)} pairs of rows of one program and model in two layouts (1F1B and interleaved, tp with and "
-        "without overlap, tp 2 to 32), the ratio of predicted speeds is off by "
-        f"{statistics.median(errors):.1f}% in the median, {max(errors):.1f}% at most.")
+        f"In {len(errors)} pairs of rows of one program and dense model in two layouts (1F1B and interleaved, tp with "
+        "and without overlap, tp 2 to 32), the ratio of predicted speeds is off by "
+        f"{statistics.median(errors):.1f}% in the median, {max(errors):.1f}% at most; in {len(others)} other pairs of "
+        "one source, dense model and number of GPUs (length, batch or precision may differ) by "
+        f"{statistics.median(others):.1f}%, {max(others):.1f}% at most. With experts, Qwen3-235B in "
+        f"{len(data['with_experts'])} layouts, by a factor of {statistics.median(factors):.1f} in the median, "
+        f"{max(factors):.1f} at most; {ordered} of {len(experts)} pairs is in the right order.")
 
 
 LESSON = {"summary": text_of_summary, "calibration": table_of_calibration, "sources": table_of_sources,
