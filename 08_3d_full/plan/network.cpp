@@ -33,17 +33,6 @@ double log2_up(int64_t n) { return std::bit_width(uint64_t(n - 1)); }
 
 }  // namespace
 
-// The members of a group by node.
-struct Network::Group {
-    struct Node {
-        int64_t node;
-        std::vector<int64_t> ranks, rails;  // of the rails: those of all its ranks
-    };
-    std::vector<Node> nodes;
-    int64_t size = 0, largest_node = 0;  // ranks; of the node with the most
-    bool one_node() const { return nodes.size() == 1; }
-};
-
 Network::Network(const ClusterModel& cluster, int64_t ranks)
     : cluster_(cluster), ranks_(ranks), nodes_((ranks + cluster.gpus_per_node - 1) / cluster.gpus_per_node) {
     CHECK(ranks > 0 && cluster.gpus_per_node > 0 && cluster.rails > 0, "{} ranks", ranks);
@@ -55,7 +44,6 @@ Network::Network(const ClusterModel& cluster, int64_t ranks)
           "the devices of {} are not connected", cluster.name);
     // Without a way through host memory, messages of MPI take the device's.
     if (!(cluster_.host.bytes_per_s > 0)) cluster_.host = near ? cluster_.nvlink : cluster_.rail;
-    links_ = int(4 * ranks_ + 3 * nodes_ + 2 * nodes_ * cluster_.rails);
 }
 
 int64_t Network::first_rail(int64_t rank) const {
@@ -88,12 +76,13 @@ std::string Network::name(int link) const {
 }
 
 const Network::Group& Network::group_of(const std::vector<int64_t>& members) const {
-    std::shared_ptr<const Group>& known = groups_[members];
-    if (known) return *known;
+    const auto [known, is_new] = groups_.try_emplace(members);
+    Group& group = known->second;
+    if (!is_new) return group;
     std::vector<int64_t> ranks = members;
     std::sort(ranks.begin(), ranks.end());
     CHECK(!ranks.empty() && ranks.front() >= 0 && ranks.back() < ranks_, "a group of {} ranks", ranks.size());
-    Group group{.size = int64_t(ranks.size())};
+    group.size = int64_t(ranks.size());
     for (const int64_t rank : ranks) {
         if (group.nodes.empty() || group.nodes.back().node != node_of(rank)) group.nodes.push_back({node_of(rank)});
         Group::Node& node = group.nodes.back();
@@ -102,8 +91,7 @@ const Network::Group& Network::group_of(const std::vector<int64_t>& members) con
             if (node.rails.empty() || node.rails.back() < rail) node.rails.push_back(rail);
         group.largest_node = std::max(group.largest_node, int64_t(node.ranks.size()));
     }
-    known = std::make_shared<const Group>(std::move(group));
-    return *known;
+    return group;
 }
 
 Transfer Network::message(int64_t from, int64_t to, double bytes, bool host) const {

@@ -51,8 +51,11 @@ class StepRecorder : public Recorder, public RunControl {
         add({.kind = Event::Kind::compute, .what = ops.of({name, shape, dtype, flops, bytes})});
     }
     void book(Memory kind, int64_t bytes) override { add({.kind = Event::Kind::book, .memory = kind, .bytes = bytes}); }
-    void phase(const std::string& name) override {
-        if (const std::optional<Step> step = schedule_step(name)) mark({Part::Kind::schedule_step, *step});
+    void phase(const std::string& name) override {  // "F3.1": the schedule's step of this name
+        const size_t pass = std::string("FBIW").find(name[0]), dot = name.find('.');
+        if (pass == name.npos || name.size() < 2 || name[1] < '0' || name[1] > '9') return;
+        const int64_t chunk = dot == name.npos ? 0 : std::stoll(name.substr(dot + 1));
+        mark({Part::Kind::schedule_step, {Pass(pass), std::stoll(name.substr(1)), chunk}});
     }
     int split(int parent, const std::vector<int>& colors, const std::string& name) override {
         families.push_back({name, parent, colors});
@@ -101,14 +104,6 @@ class StepRecorder : public Recorder, public RunControl {
 
   private:
     void add(const Event& event) { raw.events.back().push_back(event); }
-
-    // "F3.1": the schedule's step whose name a phase is.
-    static std::optional<Step> schedule_step(const std::string& name) {
-        const size_t pass = std::string("FBIW").find(name[0]), dot = name.find('.');
-        if (pass == std::string::npos || name.size() < 2 || name[1] < '0' || name[1] > '9') return {};
-        return Step{Pass(pass), std::stoll(name.substr(1)),
-                    dot == std::string::npos ? 0 : std::stoll(name.substr(dot + 1))};
-    }
 
     std::vector<std::pair<int, int64_t>> made_;  // by call: its family, and its number there
     std::vector<int64_t> latest_;                // by family: calls so far
@@ -293,6 +288,7 @@ class Rank {
             [](const Trainer&) { recorder = nullptr; });
         return std::move(recorder_.raw);
     }
+
     const TrainOptions options_;
     const Dataset& data_;
     const ParallelConfig& config_;

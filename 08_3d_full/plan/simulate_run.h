@@ -104,14 +104,13 @@ class Simulation {
 
     struct What {
         int32_t site, instance;  // of kCores, `instance` is a rank that computes
+        auto operator<=>(const What&) const = default;
     };
     struct Begin {
         double time;
         uint64_t order;
         What what;
-        bool operator>(const Begin& other) const {
-            return time != other.time ? time > other.time : order > other.order;
-        }
+        auto operator<=>(const Begin&) const = default;  // by time, then by order
     };
 
     void add_rank(size_t c);
