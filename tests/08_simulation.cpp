@@ -11,7 +11,7 @@ namespace {
 std::vector<double> ends_of(const std::vector<double>& links, const std::vector<std::vector<FlowLoad>>& loads,
                             const std::vector<double>& bytes) {
     Flows flows(links);
-    for (size_t i = 0; i < loads.size(); ++i) flows.add(0, bytes[i], loads[i], int32_t(i));
+    for (size_t i = 0; i < loads.size(); ++i) flows.add(0, bytes[i], loads[i]);
     std::vector<double> ends(loads.size());
     while (flows.next() < 1e300) {
         const double now = flows.next();

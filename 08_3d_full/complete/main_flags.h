@@ -27,8 +27,7 @@ struct MainFlags {
         add_parallel_flags(p.flags, config);
         add_ramp_flags(p.flags, ramps);
         add_watch_flags(p.flags, watch);
-        add_dry_run_flag(p.flags, p.options);
-        add_simulate_flags(p.flags, simulate);
+        add_simulate_flags(p.flags, p.options, simulate);
         add_probe_flag(p.flags, probing, links);
         add_checkpoint_flags(p.flags, checkpoint);
         add_elastic_flags(p.flags, elastic);

@@ -1,6 +1,7 @@
 #include "08_3d_full/plan/alike_ranks.h"
 
 #include <algorithm>
+#include <set>
 
 #include "08_3d_full/plan/dry_run.h"
 
@@ -10,12 +11,10 @@ namespace {
 
 // A rank's channels, in the order of their families.
 std::vector<int> channels_of(const Sequence& sequence) {
-    std::vector<int> channels;
+    std::set<int> channels;
     for (const CommCall& call : sequence.calls)
-        if (call.channel) channels.push_back(call.family);
-    std::sort(channels.begin(), channels.end());
-    channels.erase(std::unique(channels.begin(), channels.end()), channels.end());
-    return channels;
+        if (call.channel) channels.insert(call.family);
+    return {channels.begin(), channels.end()};
 }
 
 // -1 for the first channel, and so on; other families stay.
@@ -76,29 +75,28 @@ void AlikeRanks::learn(const Places& places, const Sequence& first, const Sequen
 std::optional<Sequence> AlikeRanks::derive(const Places& places, const Sequence& first) {
     const std::map<int32_t, int32_t>& becomes = becomes_[places];
     const std::vector<int> channels = channels_of(first);
-    Sequence derived{
-        .derived = true, .micro_batches_run = first.micro_batches_run, .segments = {}, .parts = first.parts};
-    Numbering<int32_t> ops, calls, segments;
+    Numbering<int32_t> segments;
     std::vector<int32_t> image;  // by segment of first
     for (const int32_t number : numbers_of(first)) {
         const auto known = becomes.find(number);
         if (known == becomes.end() || known->second < 0) return {};
         image.push_back(segments.of(known->second));
-        if (segments.size() > derived.segments.size()) derived.segments.push_back(segments_[known->second]);
     }
-    for (Segment& segment : derived.segments)
-        for (Event& event : segment) {
+    Sequence derived{
+        .derived = true, .micro_batches_run = first.micro_batches_run, .segments = {}, .parts = first.parts};
+    Numbering<OpCall> ops;
+    Numbering<CommCall> calls;
+    for (const int32_t number : segments.values)
+        for (Event& event : derived.segments.emplace_back(segments_.values[size_t(number)])) {
             if (event.kind == Event::Kind::wait) event.family = int16_t(with_stage(event.family, channels));
-            if (event.kind == Event::Kind::compute) {
-                const int32_t op = event.what;
-                if ((event.what = ops.of(op)) == int32_t(derived.ops.size())) derived.ops.push_back(ops_[op]);
-            }
+            if (event.kind == Event::Kind::compute) event.what = ops.of(ops_.values[size_t(event.what)]);
             if (event.kind != Event::Kind::call) continue;
-            CommCall call = calls_[event.what];
-            if ((event.what = calls.of(event.what)) < int32_t(derived.calls.size())) continue;
+            CommCall call = calls_.values[size_t(event.what)];
             call.family = with_stage(call.family, channels);
-            derived.calls.push_back(call);
+            event.what = calls.of(call);
         }
+    derived.ops = std::move(ops.values);
+    derived.calls = std::move(calls.values);
     for (Sequence::Part& part : derived.parts) part.segment = image[size_t(part.segment)];
     return derived;
 }

@@ -21,7 +21,7 @@ std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const La
 }
 
 Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
-              const Listener& listener) {
+              const OnProgress& progress) {
     Enumeration all = enumerate_layouts(request);
     Choice choice{.limit = limit, .layouts = int64_t(all.layouts.size()), .others = std::move(all.others)};
     Estimator estimator(request, cluster);
@@ -30,11 +30,11 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     const double may_fit = limit / (1 - kFormulaError);
     size_t done = 0;
     for (const Layout& layout : all.layouts) {
-        listener.progress("estimating layouts", double(done++) / double(all.layouts.size()));
+        progress("estimating layouts", double(done++) / double(all.layouts.size()));
         LayoutGroup& group = groups[{layout.tp, layout.cp, layout.pp, layout.ep}];
         group.tp = layout.tp, group.cp = layout.cp, group.pp = layout.pp, group.ep = layout.ep;
         ++group.layouts;
-        const double smallest = group.smallest ? double(group.smallest->memory.total) : kInfinity;
+        const double smallest = group.smallest ? group.smallest->bytes() : kInfinity;
         const auto [rank, memory] = largest_rank(request, layout, std::max(may_fit, group.fit > 0 ? 0 : smallest));
         const bool fits = double(memory.total) <= limit;
         group.fit += fits, choice.fit += fits;
@@ -50,7 +50,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     int64_t chosen = 0;
     for (const Candidate& candidate : candidates) {
         const Layout& l = candidate.layout;
-        const bool fits = double(candidate.memory.total) <= limit;
+        const bool fits = candidate.bytes() <= limit;
         LayoutGroup& group = groups[{l.tp, l.cp, l.pp, l.ep}];
         if (fits && !group.best) group.best = candidate;
         if (chosen == max_candidates) continue;
@@ -68,7 +68,6 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
             choice.smallest = group.smallest;
         choice.groups.push_back(std::move(group));
     }
-    if (!choice.best.empty()) listener.first_list(choice);
     return choice;
 }
 

@@ -13,6 +13,8 @@ struct Candidate {
     Estimate estimate;
     MemoryPeak memory;  // of the largest rank: by formula, after a simulation as recorded
     int64_t rank = 0;   // which one that is
+
+    double bytes() const { return double(memory.total); }
 };
 
 // The layouts with one tp, cp, pp and ep.
@@ -35,13 +37,9 @@ struct Choice {
 // mesh, and that differ in nothing but the number of model chunks.
 constexpr int64_t kMostOfMesh = 6, kMostOfVariant = 2;
 using OnProgress = std::function<void(const char* what, double part)>;  // now and then: what is done, 0 to 1 of it
-struct Listener {
-    OnProgress progress = [](const char*, double) {};
-    // Before anything is simulated; not called if nothing may fit.
-    std::function<void(const Choice&)> first_list = [](const Choice&) {};
-};
-Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
-              const Listener& listener = {});
+Choice choose(
+    const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
+    const OnProgress& progress = [](const char*, double) {});
 
 // The rank with the largest peak by formula, and the peak, among the first ranks of the outer stages; or the first of
 // these whose peak is above `enough`.

@@ -13,16 +13,7 @@ namespace train70b {
 static bool smaller(const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; }
 
 Workload workload_of(const TrainOptions& options) {
-    const Llama::Options types = options.llama();
-    return {.model = options.model,
-            .seq_len = options.seq_len,
-            .micro_batch = options.micro_batch,
-            .global_batch = options.global_batch,
-            .dtype = types.dtype,
-            .grad_dtype = types.grad_dtype,
-            .recompute = types.recompute,
-            .loss_chunk = types.loss_chunk,
-            .recompute_every = types.recompute_every};
+    return {options.llama(), options.model, options.seq_len, options.micro_batch, options.global_batch};
 }
 
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
@@ -62,7 +53,8 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
     return memory;
 }
 
-Table rank_table(const RankMemory& memory, const TrainOptions& options) {
+// One rank's peak next to the formula.
+static Table rank_table(const RankMemory& memory, const TrainOptions& options) {
     Table table(fmt::format("rank {}: bytes, peak of a step", memory.rank),
                 {"", "booked", "formula", Column("").left()});
     const MemoryBytes formula = {memory.params, memory.grads, memory.optimizer, -1, -1, -1, memory.host, memory.disk};
@@ -79,7 +71,8 @@ Table rank_table(const RankMemory& memory, const TrainOptions& options) {
     return table;
 }
 
-Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
+// One line for equal ranks, with what makes the largest one large.
+static Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
     const RankMemory& largest = *std::max_element(ranks.begin(), ranks.end(), smaller);
     const RankMemory& smallest = *std::min_element(ranks.begin(), ranks.end(), smaller);
     const bool giga = largest.peak.total >= 1e9;
@@ -122,34 +115,29 @@ Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& co
     return table;
 }
 
-void add_dry_run_flag(Flags& flags, TrainOptions& options) {
-    flags.group("Output");
-    flags.add_flag("--dry-run", options.dry_run,
-                   "book the memory of one step of all simulated ranks, or of --fake-rank; compute nothing");
-}
-
 void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate) {
     const TrainOptions& options = p.options;
     validate(config, options, p.world.size());
     check_evaluation(options, p.data());
-    std::optional<int64_t> only;
-    if (p.flags.given("--fake-rank") && !simulate.asked()) only = p.comm.fake_rank;
+    const int64_t only = p.flags.given("--fake-rank") && !simulate.asked() ? p.comm.fake_rank : -1;
     say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,
         human_count(double(options.model.parameters())), options.global_batch, options.seq_len, options.micro_batch,
         to_string(config.mesh));
     if (options.writes_files()) book_rank(options, p.flags.values(), p.data(), config, p.comm.fake_rank);
-    const Recording recording = record_step(options, p.data(), config, {.only = only.value_or(-1)});
+    const Recording recording = record_step(options, p.data(), config, {.only = only});
     std::vector<MemoryPeak> peaks;
     for (const Sequence& sequence : recording.sequences) peaks.push_back(peak_of(sequence));
     std::vector<RankMemory> ranks;
     for (int64_t rank = 0; rank < config.mesh.size(); ++rank) {
-        if (only && rank != *only) continue;
+        if (only >= 0 && rank != only) continue;
         ranks.push_back(rank_formula(options, config, rank));
         ranks.back().peak = peaks[size_t(recording.class_of[size_t(rank)])];
     }
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
-    if (!only) say(ranks_table(ranks, config));
-    if (!only) say("\n{}\n", check_calls(recording));
+    if (only < 0) {
+        say(ranks_table(ranks, config));
+        say("\n{}\n", check_calls(recording));
+    }
     say(checkpoint_table(checkpoint_cost(options, config)));
     if (simulate.asked()) print_simulation(p, config, simulate, recording);
 }

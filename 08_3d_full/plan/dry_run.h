@@ -26,11 +26,6 @@ void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& fl
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
                      const ParallelConfig& config, int64_t rank);
 
-// One rank's peak next to the formula; and all ranks, one line for equal ones, with what makes the largest one large.
-Table rank_table(const RankMemory& memory, const TrainOptions& options);
-Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config);
-
-void add_dry_run_flag(Flags& flags, TrainOptions& options);  // --dry-run
 // Books one step of every rank, or of --fake-rank alone, and prints the tables. Files that the options name are that
 // rank's. Usage error without simulated ranks. With --simulate, the step in time follows (of all ranks).
 void print_dry_run(Program& program, ParallelConfig config, SimulateOptions& simulate);

@@ -10,14 +10,16 @@ namespace train70b {
 
 namespace {
 
-constexpr int64_t kMicroBatches[] = {1, 2, 4, 8};
+const std::vector<int64_t> kMicroBatches = {1, 2, 4, 8};
 constexpr int64_t kMostVirtualStages = 10;
 constexpr double kMostUneven = 1.2;   // the largest stage's layers over the mean
 constexpr int64_t kLeastRows = 1024;  // of a call of attention over cp > 1 ranks
 
-template <class T>
-bool allowed(const std::vector<T>& values, const T& value) {
-    return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
+std::vector<int64_t> divisors(int64_t n) {  // ascending
+    std::vector<int64_t> all;
+    for (int64_t i = 1; i <= n; ++i)
+        if (n % i == 0) all.push_back(i);
+    return all;
 }
 
 // A schedule with its number of model chunks.
@@ -46,10 +48,8 @@ class Enumerator {
                     if (allowed(r_.pp, pp)) meshes({.tp = tp, .cp = cp, .dp = r_.gpus / (tp * cp * pp), .pp = pp});
             }
         }
-        for (auto& [key, other] : others_) {
-            std::sort(other.sizes.begin(), other.sizes.end());
-            found_.others.push_back(std::move(other));
-        }
+        for (const auto& [key, sizes] : others_)
+            found_.others.push_back({key.first, key.second, {sizes.begin(), sizes.end()}});
         const bool pipelines = std::any_of(found_.layouts.begin(), found_.layouts.end(),
                                            [](const Layout& layout) { return layout.pp > 1; });
         for (const ScheduleGenerator& entry : schedule_generators())
@@ -60,11 +60,7 @@ class Enumerator {
     }
 
   private:
-    void leave_out(const std::string& what, int64_t size, const std::string& why) {
-        LeftOut& other = others_[{what, why}];
-        other.what = what, other.why = why;
-        if (std::find(other.sizes.begin(), other.sizes.end(), size) == other.sizes.end()) other.sizes.push_back(size);
-    }
+    void leave_out(const std::string& what, int64_t size, const std::string& why) { others_[{what, why}].insert(size); }
 
     std::string why_not_tp(int64_t tp) const {
         if (c_.heads % tp != 0) return fmt::format("--heads {} is not divisible by it", c_.heads);
@@ -85,10 +81,7 @@ class Enumerator {
         const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", r_.cp_algorithm);
         const int64_t ulysses = algorithm.ulysses(cp, 0);
         if (cp % ulysses != 0) return fmt::format("not divisible by {} ({})", ulysses, r_.cp_algorithm);
-        LlamaConfig part = c_;  // the heads of one tensor-parallel rank
-        part.heads /= tp;
-        part.kv_heads = std::max<int64_t>(c_.kv_heads / tp, 1);
-        if (!c_.heads_divide_by(ulysses) || !part.heads_divide_by(ulysses))
+        if (!c_.heads_divide_by(ulysses) || !c_.heads_divide_by(tp * ulysses))
             return fmt::format("--heads and --kv-heads of a tp rank are not divisible by it ({})", r_.cp_algorithm);
         const ContextLayout layout{
             .ranks = cp, .ulysses = ulysses, .chunks = algorithm.chunks, .gather = algorithm.gather};
@@ -126,7 +119,8 @@ class Enumerator {
             return leave_out("dp", layout.dp, fmt::format("--global-batch {} is not divisible by it", r_.global_batch));
         if (layout.pp > c_.layers)
             return leave_out("pp", layout.pp, fmt::format("more stages than --layers {}", c_.layers));
-        const std::vector<int64_t> micro_batches = micro_batch_sizes(layout.dp);
+        std::vector<int64_t> micro_batches = r_.micro_batch.empty() ? kMicroBatches : r_.micro_batch;
+        std::erase_if(micro_batches, [&](int64_t size) { return r_.global_batch / layout.dp % size != 0; });
         if (micro_batches.empty())
             return leave_out(
                 "dp", layout.dp,
@@ -135,14 +129,13 @@ class Enumerator {
         bool any = false;
         for (const ScheduleChunks& passes : schedules(layout.pp))
             for (const int64_t micro_batch : micro_batches) {
-                const int64_t m = r_.global_batch / (layout.dp * micro_batch);
-                const ScheduleGenerator& generator = schedule_generators()[size_t(passes.schedule)];
-                if (!generator.problem(layout.pp, m).empty()) {
+                layout.schedule = passes.schedule, layout.virtual_stages = passes.chunks;
+                layout.micro_batch = micro_batch;
+                const ScheduleGenerator& generator = layout.generator();
+                if (!generator.problem(layout.pp, r_.global_batch / (layout.dp * micro_batch)).empty()) {
                     leave_out(generator.name + " with pp", layout.pp, "micro-batches are too few, or not divisible");
                     continue;
                 }
-                layout.schedule = passes.schedule, layout.virtual_stages = passes.chunks;
-                layout.micro_batch = micro_batch;
                 any = true;
                 for (int64_t zero = 0; zero <= (sharded ? 3 : 0); ++zero) {
                     if (!allowed(r_.zero, zero)) continue;
@@ -195,23 +188,10 @@ class Enumerator {
         return sizes;
     }
 
-    std::vector<int64_t> micro_batch_sizes(int64_t dp) const {
-        std::vector<int64_t> sizes;
-        const auto add = [&](int64_t size) {
-            if (r_.global_batch / dp % size == 0) sizes.push_back(size);
-        };
-        if (r_.micro_batch.empty())
-            for (const int64_t size : kMicroBatches) add(size);
-        else
-            for (const int64_t size : r_.micro_batch) add(size);
-        return sizes;
-    }
-
     std::vector<ScheduleChunks> schedules(int64_t pp) const {
         std::vector<ScheduleChunks> list;
-        const std::vector<ScheduleGenerator>& all = schedule_generators();
-        for (size_t i = 0; i < all.size(); ++i) {
-            const ScheduleGenerator& generator = all[i];
+        for (size_t i = 0; i < schedule_generators().size(); ++i) {
+            const ScheduleGenerator& generator = schedule_generators()[i];
             if (r_.pipeline.empty() ? generator.on_request != nullptr : !allowed(r_.pipeline, generator.name)) continue;
             if (pp == 1) {  // all lists are the same; one of them, the default if it is allowed
                 if (generator.name == PipelineOptions().schedule ||
@@ -223,34 +203,23 @@ class Enumerator {
             const int64_t fewest = generator.default_chunks();
             for (int64_t v = fewest; v <= (loop ? kMostVirtualStages : fewest); ++v) {
                 if (loop && !allowed(r_.virtual_stages, v)) continue;
-                if (even_enough(pp * v)) list.push_back({int64_t(i), v});
+                const int64_t count = pp * v, largest = (c_.layers + count - 1) / count;
+                if (count <= c_.layers && double(largest * count) <= kMostUneven * double(c_.layers))
+                    list.push_back({int64_t(i), v});
             }
         }
         return list;
     }
 
-    bool even_enough(int64_t count) const {
-        if (count > c_.layers) return false;
-        const int64_t largest = (c_.layers + count - 1) / count;
-        return double(largest * count) <= kMostUneven * double(c_.layers);
-    }
-
     const PlanRequest& r_;
     const LlamaConfig& c_;
     Enumeration found_;
-    std::map<std::pair<std::string, std::string>, LeftOut> others_;
+    std::map<std::pair<std::string, std::string>, std::set<int64_t>> others_;  // sizes, by what and why
 };
 
 }  // namespace
 
 Enumeration enumerate_layouts(const PlanRequest& request) { return Enumerator(request).all(); }
-
-std::vector<int64_t> divisors(int64_t n) {
-    std::vector<int64_t> all;
-    for (int64_t i = 1; i <= n; ++i)
-        if (n % i == 0) all.push_back(i);
-    return all;
-}
 
 std::vector<int64_t> divide_layers(int64_t layers, int64_t count) {
     if (count > layers) return {};
@@ -271,9 +240,8 @@ std::string short_text(const Layout& l) {
     if (l.ep > 1) text += fmt::format(" ep {}", l.ep);
     text += fmt::format(" ZeRO-{}", l.zero);
     if (l.hybrid_shard > 0) text += fmt::format(" in {}s", l.hybrid_shard);
-    if (l.pp > 1) text += " " + schedule_generators()[size_t(l.schedule)].name;
-    const bool loop = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::loop;
-    if (loop) text += fmt::format(" x{}", l.virtual_stages);
+    if (l.pp > 1) text += " " + l.generator().name;
+    if (l.generator().chunks == ScheduleGenerator::Chunks::loop) text += fmt::format(" x{}", l.virtual_stages);
     text += fmt::format(" mb {} {}", l.micro_batch, name_of(l.recompute));
     if (l.sequence_parallel) text += " sp";
     return l.tp_overlap ? text + " overlap" : text;
@@ -286,9 +254,8 @@ ParallelConfig config_of(const PlanRequest& request, const Layout& l) {
     config.zero.hybrid_shard = l.hybrid_shard;
     config.tensor.sequence_parallel = l.sequence_parallel;
     config.tensor.overlap = l.tp_overlap;
-    const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
-    config.pipeline.schedule = generator.name;
-    if (generator.chunks == ScheduleGenerator::Chunks::loop) config.pipeline.virtual_stages = l.virtual_stages;
+    config.pipeline.schedule = l.generator().name;
+    if (l.generator().chunks == ScheduleGenerator::Chunks::loop) config.pipeline.virtual_stages = l.virtual_stages;
     if (const int64_t count = l.pp * l.virtual_stages; request.model.layers % count != 0)
         config.pipeline.stage_layers = divide_layers(request.model.layers, count);
     if (l.cp > 1) config.context.algorithm = request.cp_algorithm;
@@ -298,13 +265,11 @@ ParallelConfig config_of(const PlanRequest& request, const Layout& l) {
 }
 
 Workload workload_of(const PlanRequest& request, const Layout& l) {
-    return {.model = request.model,
-            .seq_len = request.seq_len,
-            .micro_batch = l.micro_batch,
-            .global_batch = request.global_batch,
-            .dtype = request.dtype,
-            .grad_dtype = request.grad_dtype,
-            .recompute = l.recompute};
+    return {{.dtype = request.dtype, .grad_dtype = request.grad_dtype, .recompute = l.recompute},
+            request.model,
+            request.seq_len,
+            l.micro_batch,
+            request.global_batch};
 }
 
 std::string flags_of(const PlanRequest& request, const Layout& l) {

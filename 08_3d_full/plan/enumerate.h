@@ -13,12 +13,10 @@
 //     With experts each of them for every ep that divides the experts and tp x cp x dp; tp > 1 then always with
 //     sequence parallelism, and groups of ZeRO-3 only where tp = ep = 1.
 //
-// Left out unless a flag asks for it:
-//     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer
-//                         micro-batches)
-//     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented
-//     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose
-//                         exchange of keys and values nothing hides over a network (chapter 06)
+// Left out unless a flag asks for it: a schedule that has a reason for it (ScheduleGenerator::on_request); and cp with
+// calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose exchange of keys and values
+// nothing hides over a network (chapter 06).
+#include <algorithm>
 #include <set>
 
 #include "08_3d_full/complete/layout/config.h"
@@ -36,6 +34,7 @@ struct Layout {
     int64_t ep = 1;            // of the tp x cp x dp ranks of a stage
     auto operator<=>(const Layout&) const = default;
 
+    const ScheduleGenerator& generator() const { return schedule_generators()[size_t(schedule)]; }
     int64_t shards() const { return zero == 0 ? 1 : hybrid_shard > 0 ? hybrid_shard : dp * cp; }
     int64_t edp() const { return tp * cp * dp / ep; }
     bool own_edp() const { return ep > 1 || tp > 1; }  // edp has other ranks than dp x cp
@@ -55,6 +54,11 @@ struct PlanRequest {
     std::vector<int64_t> tp, cp, dp, pp, ep, zero, hybrid_shard, virtual_stages, micro_batch;
     std::vector<std::string> pipeline, recompute, sequence_parallel, tp_overlap;
 };
+
+template <class T>
+bool allowed(const std::vector<T>& values, const T& value) {
+    return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
+}
 
 struct LeftOut {
     std::string what, why;       // "tp", "--heads 64 is not divisible by it"; sizes none: a schedule
@@ -80,7 +84,6 @@ std::vector<int64_t> divide_layers(int64_t layers, int64_t count);
 // The stages of which one is the slowest and one has the largest rank: the first, the second and the last.
 std::set<int64_t> outer_stages(const Layout& layout);
 
-std::vector<int64_t> divisors(int64_t n);  // ascending
 std::string name_of(Recompute level);
 
 }  // namespace train70b

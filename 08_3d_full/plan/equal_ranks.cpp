@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -22,271 +23,9 @@ Hash mixed(Hash a, Hash b) { return random_bits(a, b); }
 Hash mixed(Hash a, double b) { return mixed(a, std::bit_cast<Hash>(b)); }
 Hash mixed(Hash a, const std::string& b) { return mixed(a, Hash(std::hash<std::string>()(b))); }
 
-class Refinement {
-  public:
-    Refinement(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
-        : recording_(recording), model_(model), groups_(recording) {
-        find_used_calls();
-        for (int64_t rank = 0; rank < recording.ranks; ++rank) add_sites(rank);
-        if (shares_cores()) add_cores();
-        color(options);
-    }
-    EqualRanks result() const;
-
-  private:
-    struct Site {
-        Hash kind;                                    // the family, and a collective or which messages
-        std::vector<std::pair<int64_t, bool>> ranks;  // and whether it receives
-        size_t first_entry = 0, end_entry = 0;
-        std::vector<std::pair<Hash, double>> latency;  // by call
-    };
-    // Bytes that a site's call passes through a link.
-    struct Entry {
-        int32_t site, link;
-        Hash call;
-        double bytes;
-    };
-
-    bool shares_cores() const {
-        return model_.cores > 0 && std::min(model_.ranks_per_node, recording_.ranks) > model_.cores;
-    }
-    const Sequence& of(int64_t rank) const { return recording_.of(rank); }
-    const GroupTable::Family& groups(const CommCall& call) const { return groups_.of(call.family); }
-    // -1: there is no such rank.
-    int64_t peer_rank(const CommCall& call, int peer, int64_t rank) const {
-        return peer < 0 ? -1 : groups_.peer(of(rank), call, peer, rank);
-    }
-    static Hash call_hash(const CommCall& call);
-    static Hash content(const CommCall& call, bool receives);
-    static Hash message_kind(const CommCall& call);
-    int32_t find_message(const CommCall& call, int64_t sender, int64_t receiver) const;
-
-    void find_used_calls();
-    void add_sites(int64_t rank);
-    void add_collectives(const CommCall& first, int64_t rank);
-    void add_messages(const CommCall& call, int64_t sender, int64_t receiver);
-    void add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int32_t>& members,
-                      int64_t sender);
-    void add_cores();
-    void color(const SimulationOptions& options);
-    EqualRanks::Meeting meeting(const EqualRanks& q, int32_t site, int32_t rank_class, bool receives) const;
-
-    const Recording& recording_;
-    const SimulationModel& model_;
-    const GroupTable groups_;
-    std::vector<std::vector<char>> used_;              // by sequence and call
-    std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
-    std::unordered_map<Hash, int32_t> message_at_;
-    std::vector<Site> sites_;
-    std::vector<Entry> entries_;
-    std::vector<double> link_rates_;
-    std::vector<int32_t> core_site_;  // by rank
-    std::vector<Hash> rank_color_, site_color_, link_color_;
-};
-
-void Refinement::find_used_calls() {
-    for (const Sequence& sequence : recording_.sequences) {
-        std::vector<char> segments(sequence.segments.size()), calls(sequence.calls.size());
-        for (const Sequence::Part& part : sequence.parts)
-            if (simulated(part, model_) && part.segment >= 0) segments[size_t(part.segment)] = 1;
-        for (size_t i = 0; i < segments.size(); ++i)
-            if (segments[i])
-                for (const Event& event : sequence.segments[i])
-                    if (event.kind == Event::Kind::call) calls[size_t(event.what)] = 1;
-        used_.push_back(std::move(calls));
-    }
-    for (size_t family = 0; family < recording_.families.size(); ++family)
-        collective_at_.emplace_back(groups_.of(int(family)).members.size(), -1);
-    link_rates_ = model_.links;
-}
-
-Hash Refinement::message_kind(const CommCall& call) {
-    return mixed(Hash(call.family) + 1, Hash(call.channel ? 1 : call.shift ? 2 : 3));
-}
-
-// Equal for the calls of all ranks of a site that are one call.
-Hash Refinement::call_hash(const CommCall& call) {
-    const Hash what = call.message() ? message_kind(call) : mixed(Hash(call.family) + 1, call.operation);
-    return mixed(what, Hash(call.bytes));
-}
-
-// What all ranks of a collective, or both ends of a message, must have in common.
-Hash Refinement::content(const CommCall& call, bool receives) {
-    const std::string& text = call.details;
-    if (!call.message()) return mixed(mixed(mixed(Hash(1), call.operation), text), Hash(call.uneven ? -1 : call.bytes));
-    // The tensor: of ", 8 fp32 to rank 1, 4 bf16 from rank 2" the first or the second.
-    const size_t begin = receives ? text.rfind(", ") : 0, end = text.find(' ', text.find(' ', begin + 2) + 1);
-    const std::string tensor = begin == text.npos ? text : text.substr(begin, end - begin);
-    return mixed(mixed(Hash(2), tensor), Hash(receives && call.to >= 0 ? call.received : call.bytes));
-}
-
-int32_t Refinement::find_message(const CommCall& call, int64_t sender, int64_t receiver) const {
-    const auto found = message_at_.find(mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver)));
-    return found == message_at_.end() ? -1 : found->second;
-}
-
-void Refinement::add_sites(int64_t rank) {
-    const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
-    const std::vector<CommCall>& calls = of(rank).calls;
-    for (size_t i = 0; i < calls.size(); ++i) {
-        const CommCall& call = calls[i];
-        if (!used_[sequence][i] || groups_.members(call.family, rank).empty()) continue;
-        if (!call.message()) {
-            if (collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])] < 0)
-                add_collectives(call, rank);
-            continue;
-        }
-        const int64_t to = peer_rank(call, call.to, rank), from = peer_rank(call, call.from, rank);
-        if (to >= 0) add_messages(call, rank, to);
-        if (from >= 0) add_messages(call, from, rank);
-    }
-}
-
-void Refinement::add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int32_t>& members,
-                              int64_t sender) {
-    const Hash hash = call_hash(call);
-    for (const auto& [known, latency] : site.latency)
-        if (known == hash) return;
-    const Transfer transfer = model_.transfer(call, {members.begin(), members.end()}, sender);
-    CHECK(transfer.latency_s >= 0, "a latency of {} s", transfer.latency_s);
-    site.latency.push_back({hash, transfer.latency_s});
-    for (const auto& [link, bytes] : transfer.loads)
-        if (bytes > 0) entries_.push_back({id, link, hash, bytes});
-}
-
-// All collectives of this rank's group in the family.
-void Refinement::add_collectives(const CommCall& first, int64_t rank) {
-    const int32_t group = groups(first).group_of[size_t(rank)], id = int32_t(sites_.size());
-    const std::vector<int32_t>& members = groups(first).members[size_t(group)];
-    collective_at_[size_t(first.family)][size_t(group)] = id;
-    Site site{.kind = mixed(Hash(first.family) + 1, Hash(0)), .first_entry = entries_.size()};
-    for (const int32_t member : members) site.ranks.push_back({member, false});
-    std::set<int32_t> sequences = {recording_.class_of[size_t(rank)]};
-    const bool uneven = std::any_of(of(rank).calls.begin(), of(rank).calls.end(),
-                                    [&](const CommCall& call) { return call.uneven && call.family == first.family; });
-    if (uneven)  // their bytes may differ by rank
-        for (const int32_t member : members) sequences.insert(recording_.class_of[size_t(member)]);
-    for (const int32_t sequence : sequences) {
-        const std::vector<CommCall>& calls = recording_.sequences[size_t(sequence)].calls;
-        for (size_t i = 0; i < calls.size(); ++i)
-            if (used_[size_t(sequence)][i] && !calls[i].message() && calls[i].family == first.family)
-                add_transfer(site, id, calls[i], members, groups(first).place[size_t(rank)]);
-    }
-    site.end_entry = entries_.size();
-    sites_.push_back(std::move(site));
-}
-
-// All messages of this kind from one rank to the other, as the sender's sequence has them.
-void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t receiver) {
-    if (find_message(call, sender, receiver) >= 0) return;
-    const int32_t id = int32_t(sites_.size());
-    message_at_[mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver))] = id;
-    const std::vector<int32_t>& index = groups(call).place;
-    const std::vector<int32_t>& members = groups_.members(call.family, sender);
-    const int64_t n = int64_t(members.size()), by = index[size_t(receiver)] - index[size_t(sender)];
-    Site site{.kind = mixed(message_kind(call), Hash((by + n) % n)),  // to the next rank and to the one before: two
-              .ranks = {{sender, false}, {receiver, true}},
-              .first_entry = entries_.size()};
-    const size_t sequence = size_t(recording_.class_of[size_t(sender)]);
-    const std::vector<CommCall>& calls = of(sender).calls;
-    for (size_t i = 0; i < calls.size(); ++i) {
-        if (!used_[sequence][i] || calls[i].to < 0 || message_kind(calls[i]) != message_kind(call) ||
-            peer_rank(calls[i], calls[i].to, sender) != receiver)
-            continue;
-        CommCall placed = calls[i];
-        const int64_t from = peer_rank(placed, placed.from, sender);
-        placed.to = index[size_t(receiver)];
-        if (from >= 0) placed.from = index[size_t(from)];
-        add_transfer(site, id, placed, members, index[size_t(sender)]);
-    }
-    site.end_entry = entries_.size();
-    sites_.push_back(std::move(site));
-}
-
-constexpr Hash kCores = 0x636f726573;
-
-// A rank's computation passes core-seconds through its own core and through its node's cores.
-void Refinement::add_cores() {
-    const int64_t nodes = (recording_.ranks + model_.ranks_per_node - 1) / model_.ranks_per_node;
-    const int32_t first = int32_t(link_rates_.size());
-    link_rates_.insert(link_rates_.end(), size_t(nodes), double(model_.cores));
-    link_rates_.insert(link_rates_.end(), size_t(recording_.ranks), 1.0);
-    for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
-        const int32_t id = int32_t(sites_.size()), node = first + int32_t(rank / model_.ranks_per_node);
-        core_site_.push_back(id);
-        Site site{.kind = kCores, .ranks = {{rank, false}}, .first_entry = entries_.size()};
-        entries_.push_back({id, node, kCores, 1});
-        entries_.push_back({id, first + int32_t(nodes + rank), kCores, 1});
-        site.latency = {{kCores, 0.0}};
-        site.end_entry = entries_.size();
-        sites_.push_back(std::move(site));
-    }
-}
-
 size_t distinct(std::vector<Hash> colors) {
     std::sort(colors.begin(), colors.end());
     return size_t(std::unique(colors.begin(), colors.end()) - colors.begin());
-}
-
-void Refinement::color(const SimulationOptions& options) {
-    const bool alone = !options.symmetry || options.jitter > 0;
-    for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
-        const auto slow = options.slow_ranks.find(rank);
-        const Hash color =
-            mixed(Hash(recording_.class_of[size_t(rank)]), slow == options.slow_ranks.end() ? 1.0 : slow->second);
-        rank_color_.push_back(alone ? mixed(color, Hash(rank)) : color);
-    }
-    for (size_t link = 0; link < link_rates_.size(); ++link) {
-        const Hash color = mixed(Hash(7), link_rates_[link]);
-        link_color_.push_back(alone ? mixed(color, Hash(link)) : color);
-    }
-    // An edge of a site and a link has one label for all its calls.
-    struct Edge {
-        int32_t site, link;
-        Hash label;
-    };
-    std::vector<Edge> edges;
-    std::vector<Hash> initial;
-    for (size_t id = 0; id < sites_.size(); ++id) {
-        const Site& site = sites_[id];
-        Hash color = site.kind;
-        for (const auto& [call, latency] : site.latency) color += mixed(call, latency);
-        initial.push_back(color);
-        const size_t first = edges.size();
-        for (size_t i = site.first_entry; i < site.end_entry; ++i)
-            edges.push_back({int32_t(id), entries_[i].link, mixed(entries_[i].call, entries_[i].bytes)});
-        std::sort(edges.begin() + int64_t(first), edges.end(),
-                  [](const Edge& a, const Edge& b) { return a.link < b.link; });
-        size_t last = first;
-        for (size_t i = first; i < edges.size(); ++i) {
-            if (i > first && edges[i].link == edges[last].link)
-                edges[last].label += edges[i].label;
-            else
-                edges[i > first ? ++last : last] = edges[i];
-        }
-        if (edges.size() > first) edges.resize(last + 1);
-    }
-    site_color_ = initial;
-    for (size_t before = 0;;) {
-        std::vector<Hash> site = initial;
-        for (size_t id = 0; id < sites_.size(); ++id)
-            for (const auto& [rank, receives] : sites_[id].ranks)
-                site[id] += mixed(rank_color_[size_t(rank)], Hash(receives) + 11);
-        for (const Edge& edge : edges) site[size_t(edge.site)] += mixed(edge.label, link_color_[size_t(edge.link)]);
-        std::vector<Hash> link = link_color_, rank = rank_color_;
-        for (Hash& color : link) color = mixed(color, Hash(1));
-        for (const Edge& edge : edges) link[size_t(edge.link)] += mixed(edge.label, site[size_t(edge.site)]);
-        for (Hash& color : rank) color = mixed(color, Hash(2));
-        for (size_t id = 0; id < sites_.size(); ++id)
-            for (const auto& [member, receives] : sites_[id].ranks)
-                rank[size_t(member)] += mixed(site[id], Hash(receives) + 13);
-        const size_t classes = distinct(rank) + distinct(site) + distinct(link);
-        rank_color_ = std::move(rank);
-        site_color_ = std::move(site);
-        link_color_ = std::move(link);
-        if (classes == before) break;
-        before = classes;
-    }
 }
 
 // Classes, numbered in the order of their first members, and those.
@@ -303,79 +42,306 @@ struct Classes {
     }
 };
 
-EqualRanks::Meeting Refinement::meeting(const EqualRanks& q, int32_t site, int32_t rank_class, bool receives) const {
-    const std::vector<EqualRanks::Participant>& all = q.sites[size_t(site)].participants;
-    const auto at = std::find(all.begin(), all.end(), EqualRanks::Participant{rank_class, receives});
-    CHECK(at != all.end(), "rank class {} does not meet site {}", rank_class, site);
-    return {.site = site, .participant = int32_t(at - all.begin())};
-}
+constexpr Hash kCores = 0x636f726573;
 
-EqualRanks Refinement::result() const {
-    const Classes ranks(rank_color_), sites(site_color_), links(link_color_);
-    EqualRanks q{.class_of = ranks.of, .representative = ranks.first};
-    q.count.resize(ranks.first.size());
-    for (const int32_t c : ranks.of) ++q.count[size_t(c)];
-    for (const int64_t link : links.first) q.links.push_back(link_rates_[size_t(link)]);
-
-    // Transfers, by class of site and call: bytes of the first site of a class, and what all sites of the class load on
-    // the first link of each class.
-    std::unordered_map<Hash, int32_t> transfer_at;
-    const auto key = [](int32_t site_class, Hash call) { return mixed(Hash(site_class) + 1, call); };
-    for (size_t c = 0; c < sites.first.size(); ++c) {
-        const Site& first = sites_[size_t(sites.first[c])];
-        EqualRanks::Site& site = q.sites.emplace_back();
-        for (const auto& [rank, receives] : first.ranks)
-            site.participants.push_back({ranks.of[size_t(rank)], receives});
-        std::sort(site.participants.begin(), site.participants.end());
-        site.participants.erase(std::unique(site.participants.begin(), site.participants.end()),
-                                site.participants.end());
-        for (const auto& [call, latency] : first.latency) {
-            transfer_at[key(int32_t(c), call)] = int32_t(q.transfers.size());
-            q.transfers.push_back({.latency_s = latency});
-        }
-        for (size_t i = first.first_entry; i < first.end_entry; ++i) {
-            SharedTransfer& transfer = q.transfers[size_t(transfer_at.at(key(int32_t(c), entries_[i].call)))];
-            transfer.bytes = std::max(transfer.bytes, entries_[i].bytes);
-        }
-    }
-    for (const Entry& entry : entries_) {
-        const int32_t link = links.of[size_t(entry.link)];
-        if (links.first[size_t(link)] != entry.link) continue;
-        SharedTransfer& transfer = q.transfers[size_t(transfer_at.at(key(sites.of[size_t(entry.site)], entry.call)))];
-        const auto same = [link](const FlowLoad& load) { return load.link == link; };
-        auto at = std::find_if(transfer.loads.begin(), transfer.loads.end(), same);
-        if (at == transfer.loads.end()) at = transfer.loads.insert(at, {link, 0});
-        at->share += entry.bytes / transfer.bytes;
+class Refinement {
+  public:
+    Refinement(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
+        : recording_(recording), model_(model), groups_(recording), link_rates_(model.links) {
+        find_used_calls();
+        for (int64_t rank = 0; rank < recording.ranks; ++rank) add_sites(rank);
+        if (model_.cores > 0 && std::min(model_.ranks_per_node, recording_.ranks) > model_.cores) add_cores();
+        color(options);
     }
 
-    for (size_t c = 0; c < ranks.first.size(); ++c) {
-        const int64_t rank = ranks.first[c];
-        const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
-        const std::vector<CommCall>& calls = of(rank).calls;
-        std::vector<EqualRanks::Use>& uses = q.uses.emplace_back(calls.size());
-        for (size_t i = 0; i < calls.size(); ++i) {
-            const CommCall& call = calls[i];
-            if (!used_[sequence][i] || groups_.members(call.family, rank).empty()) continue;
-            const auto sends = [&](int32_t site) {
-                uses[i].collective_or_send = meeting(q, sites.of[size_t(site)], int32_t(c), false);
-                uses[i].collective_or_send.content = content(call, false);
-                // Not found: another call than the first rank's, which the simulation refuses.
-                const auto found = transfer_at.find(key(sites.of[size_t(site)], call_hash(call)));
-                if (found != transfer_at.end()) uses[i].collective_or_send.transfer = found->second;
-            };
+    EqualRanks result() {
+        const Classes ranks(rank_color_), sites(site_color_), links(link_color_);
+        EqualRanks q{.class_of = ranks.of, .representative = ranks.first};
+        q.count.resize(ranks.first.size());
+        for (const int32_t c : ranks.of) ++q.count[size_t(c)];
+        for (const int64_t link : links.first) q.links.push_back(link_rates_[size_t(link)]);
+
+        // Transfers, by class of site and call: bytes of the first site of a class, and what all sites of the class load
+        // on the first link of each class.
+        std::unordered_map<Hash, int32_t> transfer_at;
+        const auto key = [](int32_t site_class, Hash call) { return mixed(Hash(site_class) + 1, call); };
+        for (size_t c = 0; c < sites.first.size(); ++c) {
+            const Site& first = sites_[size_t(sites.first[c])];
+            std::set<EqualRanks::Participant> participants;
+            for (const auto& [rank, receives] : first.ranks) participants.insert({ranks.of[size_t(rank)], receives});
+            q.sites.emplace_back(participants.begin(), participants.end());
+            for (const auto& [call, latency] : first.latency) {
+                transfer_at[key(int32_t(c), call)] = int32_t(q.transfers.size());
+                q.transfers.push_back({.latency_s = latency});
+            }
+            for (size_t i = first.first_entry; i < first.end_entry; ++i) {
+                SharedTransfer& transfer = q.transfers[size_t(transfer_at.at(key(int32_t(c), entries_[i].call)))];
+                transfer.bytes = std::max(transfer.bytes, entries_[i].bytes);
+            }
+        }
+        for (const Entry& entry : entries_) {
+            const int32_t link = links.of[size_t(entry.link)];
+            if (links.first[size_t(link)] != entry.link) continue;
+            SharedTransfer& transfer =
+                q.transfers[size_t(transfer_at.at(key(sites.of[size_t(entry.site)], entry.call)))];
+            const auto same = [link](const FlowLoad& load) { return load.link == link; };
+            auto at = std::find_if(transfer.loads.begin(), transfer.loads.end(), same);
+            if (at == transfer.loads.end()) at = transfer.loads.insert(at, {link, 0});
+            at->share += entry.bytes / transfer.bytes;
+        }
+
+        for (size_t c = 0; c < ranks.first.size(); ++c) {
+            const int64_t rank = ranks.first[c];
+            const std::vector<CommCall>& calls = of(rank).calls;
+            std::vector<EqualRanks::Use>& uses = q.uses.emplace_back(calls.size());
+            for (const int32_t id : used(rank)) {
+                const CommCall& call = calls[size_t(id)];
+                if (groups_.members(call.family, rank).empty()) continue;
+                EqualRanks::Meeting &send = uses[size_t(id)][0], &receive = uses[size_t(id)][1];
+                const auto sends = [&](int32_t site) {
+                    send = meeting(q, sites.of[size_t(site)], int32_t(c), false);
+                    send.content = content(call, false);
+                    // Not found: another call than the first rank's, which the simulation refuses.
+                    const auto found = transfer_at.find(key(sites.of[size_t(site)], call_hash(call)));
+                    if (found != transfer_at.end()) send.transfer = found->second;
+                };
+                const int64_t to = peer_rank(call, call.to, rank), from = peer_rank(call, call.from, rank);
+                if (!call.message())
+                    sends(collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])]);
+                if (to >= 0) sends(message_at(call, rank, to));
+                if (from < 0) continue;
+                receive = meeting(q, sites.of[size_t(message_at(call, from, rank))], int32_t(c), true);
+                receive.content = content(call, true);
+            }
+            q.cores.push_back(
+                core_site_.empty() ? -1 : transfer_at.at(key(sites.of[size_t(core_site_[size_t(rank)])], kCores)));
+        }
+        return q;
+    }
+
+  private:
+    struct Site {
+        Hash kind;                                    // the family, and a collective or which messages
+        std::vector<std::pair<int64_t, bool>> ranks;  // and whether it receives
+        size_t first_entry, end_entry;
+        std::vector<std::pair<Hash, double>> latency;  // by call
+    };
+    // Bytes that a site's call passes through a link.
+    struct Entry {
+        int32_t site, link;
+        Hash call;
+        double bytes;
+    };
+
+    const Sequence& of(int64_t rank) const { return recording_.of(rank); }
+    const std::vector<int32_t>& used(int64_t rank) const { return used_[size_t(recording_.class_of[size_t(rank)])]; }
+    const GroupTable::Family& groups(const CommCall& call) const { return groups_.of(call.family); }
+    // -1: there is no such rank.
+    int64_t peer_rank(const CommCall& call, int peer, int64_t rank) const {
+        return peer < 0 ? -1 : groups_.peer(of(rank), call, peer, rank);
+    }
+
+    static Hash message_kind(const CommCall& call) {
+        return mixed(Hash(call.family) + 1, Hash(call.channel ? 1 : call.shift ? 2 : 3));
+    }
+
+    // Equal for the calls of all ranks of a site that are one call.
+    static Hash call_hash(const CommCall& call) {
+        const Hash what = call.message() ? message_kind(call) : mixed(Hash(call.family) + 1, call.operation);
+        return mixed(what, Hash(call.bytes));
+    }
+
+    // What all ranks of a collective, or both ends of a message, must have in common.
+    static Hash content(const CommCall& call, bool receives) {
+        const std::string& text = call.details;
+        if (!call.message())
+            return mixed(mixed(mixed(Hash(1), call.operation), text), Hash(call.uneven ? -1 : call.bytes));
+        // The tensor: of ", 8 fp32 to rank 1, 4 bf16 from rank 2" the first or the second.
+        const size_t begin = receives ? text.rfind(", ") : 0, end = text.find(' ', text.find(' ', begin + 2) + 1);
+        const std::string tensor = begin == text.npos ? text : text.substr(begin, end - begin);
+        return mixed(mixed(Hash(2), tensor), Hash(receives && call.to >= 0 ? call.received : call.bytes));
+    }
+
+    int32_t& message_at(const CommCall& call, int64_t sender, int64_t receiver) {
+        return message_at_.try_emplace(mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver)), -1)
+            .first->second;
+    }
+
+    EqualRanks::Meeting meeting(const EqualRanks& q, int32_t site, int32_t rank_class, bool receives) const {
+        const std::vector<EqualRanks::Participant>& all = q.sites[size_t(site)];
+        const auto at = std::find(all.begin(), all.end(), EqualRanks::Participant{rank_class, receives});
+        CHECK(at != all.end(), "rank class {} does not meet site {}", rank_class, site);
+        return {.site = site, .participant = int32_t(at - all.begin())};
+    }
+
+    void find_used_calls() {
+        for (const Sequence& sequence : recording_.sequences) {
+            std::set<int32_t> segments, calls;
+            for (const Sequence::Part& part : sequence.parts)
+                if (simulated(part, model_) && part.segment >= 0) segments.insert(part.segment);
+            for (const int32_t segment : segments)
+                for (const Event& event : sequence.segments[size_t(segment)])
+                    if (event.kind == Event::Kind::call) calls.insert(event.what);
+            used_.emplace_back(calls.begin(), calls.end());
+        }
+        for (size_t family = 0; family < recording_.families.size(); ++family)
+            collective_at_.emplace_back(groups_.of(int(family)).members.size(), -1);
+    }
+
+    void add_sites(int64_t rank) {
+        for (const int32_t id : used(rank)) {
+            const CommCall& call = of(rank).calls[size_t(id)];
+            if (groups_.members(call.family, rank).empty()) continue;
+            if (!call.message()) {
+                if (collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])] < 0)
+                    add_collectives(call, rank);
+                continue;
+            }
             const int64_t to = peer_rank(call, call.to, rank), from = peer_rank(call, call.from, rank);
-            if (!call.message())
-                sends(collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])]);
-            if (to >= 0) sends(find_message(call, rank, to));
-            if (from < 0) continue;
-            uses[i].receive = meeting(q, sites.of[size_t(find_message(call, from, rank))], int32_t(c), true);
-            uses[i].receive.content = content(call, true);
+            if (to >= 0) add_messages(call, rank, to);
+            if (from >= 0) add_messages(call, from, rank);
         }
-        q.cores.push_back(core_site_.empty() ? -1
-                                             : transfer_at.at(key(sites.of[size_t(core_site_[size_t(rank)])], kCores)));
     }
-    return q;
-}
+
+    // What its calls pass follows: add_transfer().
+    int32_t add_site(Hash kind, std::vector<std::pair<int64_t, bool>> ranks) {
+        sites_.push_back({kind, std::move(ranks), entries_.size(), entries_.size(), {}});
+        return int32_t(sites_.size()) - 1;
+    }
+
+    // Of the last site.
+    void add_transfer(Hash call, double latency_s, const std::vector<std::pair<int, double>>& loads) {
+        CHECK(latency_s >= 0, "a latency of {} s", latency_s);
+        sites_.back().latency.push_back({call, latency_s});
+        for (const auto& [link, bytes] : loads)
+            if (bytes > 0) entries_.push_back({int32_t(sites_.size()) - 1, link, call, bytes});
+        sites_.back().end_entry = entries_.size();
+    }
+    void add_transfer(const CommCall& call, const std::vector<int32_t>& members, int64_t sender) {
+        const Hash hash = call_hash(call);
+        for (const auto& [known, latency] : sites_.back().latency)
+            if (known == hash) return;
+        const Transfer transfer = model_.transfer(call, {members.begin(), members.end()}, sender);
+        add_transfer(hash, transfer.latency_s, transfer.loads);
+    }
+
+    // All collectives of this rank's group in the family.
+    void add_collectives(const CommCall& first, int64_t rank) {
+        const int32_t group = groups(first).group_of[size_t(rank)];
+        const std::vector<int32_t>& members = groups(first).members[size_t(group)];
+        std::vector<std::pair<int64_t, bool>> ranks;
+        for (const int32_t member : members) ranks.push_back({member, false});
+        collective_at_[size_t(first.family)][size_t(group)] = add_site(mixed(Hash(first.family) + 1, Hash(0)), ranks);
+        std::set<int32_t> sequences = {recording_.class_of[size_t(rank)]};
+        const bool uneven = std::any_of(of(rank).calls.begin(), of(rank).calls.end(), [&](const CommCall& call) {
+            return call.uneven && call.family == first.family;
+        });
+        if (uneven)  // their bytes may differ by rank
+            for (const int32_t member : members) sequences.insert(recording_.class_of[size_t(member)]);
+        for (const int32_t sequence : sequences) {
+            const std::vector<CommCall>& calls = recording_.sequences[size_t(sequence)].calls;
+            for (const int32_t id : used_[size_t(sequence)])
+                if (const CommCall& call = calls[size_t(id)]; !call.message() && call.family == first.family)
+                    add_transfer(call, members, groups(first).place[size_t(rank)]);
+        }
+    }
+
+    // All messages of this kind from one rank to the other, as the sender's sequence has them.
+    void add_messages(const CommCall& call, int64_t sender, int64_t receiver) {
+        if (message_at(call, sender, receiver) >= 0) return;
+        const std::vector<int32_t>& index = groups(call).place;
+        const std::vector<int32_t>& members = groups_.members(call.family, sender);
+        const int64_t n = int64_t(members.size()), by = index[size_t(receiver)] - index[size_t(sender)];
+        message_at(call, sender, receiver) =
+            add_site(mixed(message_kind(call), Hash((by + n) % n)),  // to the next rank and to the one before: two
+                     {{sender, false}, {receiver, true}});
+        for (const int32_t id : used(sender)) {
+            CommCall placed = of(sender).calls[size_t(id)];
+            if (placed.to < 0 || message_kind(placed) != message_kind(call) ||
+                peer_rank(placed, placed.to, sender) != receiver)
+                continue;
+            const int64_t from = peer_rank(placed, placed.from, sender);
+            placed.to = index[size_t(receiver)];
+            if (from >= 0) placed.from = index[size_t(from)];
+            add_transfer(placed, members, index[size_t(sender)]);
+        }
+    }
+
+    // A rank's computation passes core-seconds through its own core and through its node's cores.
+    void add_cores() {
+        const int64_t nodes = (recording_.ranks + model_.ranks_per_node - 1) / model_.ranks_per_node;
+        const int32_t first = int32_t(link_rates_.size());
+        link_rates_.insert(link_rates_.end(), size_t(nodes), double(model_.cores));
+        link_rates_.insert(link_rates_.end(), size_t(recording_.ranks), 1.0);
+        for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
+            core_site_.push_back(add_site(kCores, {{rank, false}}));
+            const int64_t node = rank / model_.ranks_per_node;
+            add_transfer(kCores, 0, {{first + int32_t(node), 1.0}, {first + int32_t(nodes + rank), 1.0}});
+        }
+    }
+
+    void color(const SimulationOptions& options) {
+        const bool alone = !options.symmetry || options.jitter > 0;
+        for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
+            const Hash color = mixed(Hash(recording_.class_of[size_t(rank)]), options.times_slower(rank));
+            rank_color_.push_back(alone ? mixed(color, Hash(rank)) : color);
+        }
+        for (size_t link = 0; link < link_rates_.size(); ++link) {
+            const Hash color = mixed(Hash(7), link_rates_[link]);
+            link_color_.push_back(alone ? mixed(color, Hash(link)) : color);
+        }
+        // An edge of a site and a link has one label for all its calls.
+        struct Edge {
+            int32_t site, link;
+            Hash label;
+        };
+        std::vector<Edge> edges;
+        std::vector<Hash> initial;
+        for (size_t id = 0; id < sites_.size(); ++id) {
+            const Site& site = sites_[id];
+            Hash color = site.kind;
+            for (const auto& [call, latency] : site.latency) color += mixed(call, latency);
+            initial.push_back(color);
+            std::map<int32_t, Hash> labels;  // by link
+            for (size_t i = site.first_entry; i < site.end_entry; ++i)
+                labels[entries_[i].link] += mixed(entries_[i].call, entries_[i].bytes);
+            for (const auto& [link, label] : labels) edges.push_back({int32_t(id), link, label});
+        }
+        site_color_ = initial;
+        for (size_t before = 0;;) {
+            std::vector<Hash> site = initial;
+            for (size_t id = 0; id < sites_.size(); ++id)
+                for (const auto& [rank, receives] : sites_[id].ranks)
+                    site[id] += mixed(rank_color_[size_t(rank)], Hash(receives) + 11);
+            for (const Edge& edge : edges) site[size_t(edge.site)] += mixed(edge.label, link_color_[size_t(edge.link)]);
+            std::vector<Hash> link = link_color_, rank = rank_color_;
+            for (Hash& color : link) color = mixed(color, Hash(1));
+            for (const Edge& edge : edges) link[size_t(edge.link)] += mixed(edge.label, site[size_t(edge.site)]);
+            for (Hash& color : rank) color = mixed(color, Hash(2));
+            for (size_t id = 0; id < sites_.size(); ++id)
+                for (const auto& [member, receives] : sites_[id].ranks)
+                    rank[size_t(member)] += mixed(site[id], Hash(receives) + 13);
+            const size_t classes = distinct(rank) + distinct(site) + distinct(link);
+            rank_color_ = std::move(rank);
+            site_color_ = std::move(site);
+            link_color_ = std::move(link);
+            if (classes == before) break;
+            before = classes;
+        }
+    }
+
+    const Recording& recording_;
+    const SimulationModel& model_;
+    const GroupTable groups_;
+    std::vector<std::vector<int32_t>> used_;           // by sequence: those of its calls, ascending
+    std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
+    std::unordered_map<Hash, int32_t> message_at_;     // a site, -1: none yet
+    std::vector<Site> sites_;
+    std::vector<Entry> entries_;
+    std::vector<double> link_rates_;
+    std::vector<int32_t> core_site_;  // by rank
+    std::vector<Hash> rank_color_, site_color_, link_color_;
+};
 
 }  // namespace
 

@@ -31,11 +31,8 @@ struct EqualRanks {
         bool receives;  // of a message
         auto operator<=>(const Participant&) const = default;
     };
-    struct Site {
-        std::vector<Participant> participants;
-    };
-    std::vector<Site> sites;    // one of each class
-    std::vector<double> links;  // bytes/s, one of each class; with shared cores also those
+    std::vector<std::vector<Participant>> sites;  // one of each class
+    std::vector<double> links;                    // bytes/s, one of each class; with shared cores also those
     std::vector<SharedTransfer> transfers;
 
     // What one end of a call is: the site (-1: no group, no such peer), which of its participants, what is transferred
@@ -44,9 +41,7 @@ struct EqualRanks {
         int32_t site = -1, participant = -1, transfer = -1;
         uint64_t content = 0;
     };
-    struct Use {
-        Meeting collective_or_send, receive;
-    };
+    using Use = std::array<Meeting, 2>;  // of a collective or a send; of a receive
     std::vector<std::vector<Use>> uses;  // by class and call of its sequence; what a step does not use: empty
     std::vector<int32_t> cores;          // by class: the transfer that stands for its computation; -1: none
 };

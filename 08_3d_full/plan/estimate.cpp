@@ -252,15 +252,13 @@ Estimator::PassSeconds Estimator::head_of(const Layout& l) {
 
 // Over the ranks that share parameters. Hybrid shard: over a group's, and what was reduced there over its replicas.
 // Experts: over theirs.
-double Estimator::reduction(const Layout& l, const StageSize& stage, const char* operation, double bytes_per_element) {
+double Estimator::reduction(const Layout& l, double elements, double ep_elements, const char* operation,
+                            double bytes_per_element) {
     const int64_t ranks = l.dp * l.cp, group = l.zero == 0 ? ranks : l.shards();
-    if (l.own_edp() && stage.ep_elements > 0) {
-        StageSize rest = stage;
-        rest.ep_elements = 0;
-        return reduction(l, rest, operation, bytes_per_element) +
-               seconds_of(operation, stage.ep_elements * bytes_per_element, l.ep, l.edp());
-    }
-    const double bytes = (stage.elements + stage.ep_elements) * bytes_per_element;
+    if (l.own_edp() && ep_elements > 0)
+        return reduction(l, elements, 0, operation, bytes_per_element) +
+               seconds_of(operation, ep_elements * bytes_per_element, l.ep, l.edp());
+    const double bytes = (elements + ep_elements) * bytes_per_element;
     const double own = seconds_of(operation, bytes, l.tp, group);
     if (group == ranks || std::string(operation) == "all_gather") return own;
     return own + seconds_of("all_reduce", bytes / double(group), l.tp * group, ranks / group);
@@ -271,9 +269,7 @@ double Estimator::reduction(const Layout& l, const StageSize& stage, const char*
 double Estimator::gathered_experts(const Layout& l, const StageSize& stage, const Layer& layer) {
     if (stage.sparse_layers == 0) return 0;
     const double layers = double(stage.sparse_layers);
-    StageSize one;
-    one.ep_elements = stage.ep_elements / layers;
-    const double gather = reduction(l, one, "all_gather", double(element_));
+    const double gather = reduction(l, 0, stage.ep_elements / layers, "all_gather", double(element_));
     const double after_attention = std::max(0.0, gather - layer.attention);
     return layers * (after_attention + (l.recompute == Recompute::full ? after_attention : gather));
 }
@@ -293,7 +289,6 @@ Estimate Estimator::operator()(const Layout& l) {
     const PassSeconds head = head_of(l);
     const double m = double(request_.global_batch) / double(l.dp * l.micro_batch), a = double(element_);
     const double g = double(size_of(request_.grad_dtype));
-    const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
     const ParallelConfig config = config_of(request_, l);
     const Workload workload = workload_of(request_, l);
     Estimate slowest;
@@ -323,18 +318,17 @@ Estimate Estimator::operator()(const Layout& l) {
             const auto behind = [&](double comm, double work) {
                 return std::max(0.0, comm - beside * work) + std::min(comm, beside * work) / units;
             };
-            if (l.zero <= 1)
-                e.dp = behind(reduction(l, stage, l.zero == 0 ? "all_reduce" : "reduce_scatter", g), backward);
-            if (l.zero == 2) e.dp = m * behind(reduction(l, stage, "reduce_scatter", g), backward);
+            const double reduce =
+                reduction(l, stage.elements, stage.ep_elements, l.zero == 0 ? "all_reduce" : "reduce_scatter", g);
+            if (l.zero <= 1) e.dp = behind(reduce, backward);
+            if (l.zero == 2) e.dp = m * behind(reduce, backward);
             if (l.zero == 3) {
-                StageSize rest = stage;
-                rest.ep_elements = 0;
-                const double gather = reduction(l, rest, "all_gather", a);
-                e.dp =
-                    m * (behind(gather, forward) + behind(gather + reduction(l, stage, "reduce_scatter", g), backward) +
-                         gathered_experts(l, stage, sparse));
+                const double gather = reduction(l, stage.elements, 0, "all_gather", a);
+                e.dp = m * (behind(gather, forward) + behind(gather + reduce, backward) +
+                            gathered_experts(l, stage, sparse));
             }
-            if (l.zero == 1 || l.zero == 2) e.update += reduction(l, stage, "all_gather", a);
+            if (l.zero == 1 || l.zero == 2)
+                e.update += reduction(l, stage.elements, stage.ep_elements, "all_gather", a);
         }
         // Master weights and moments are read and written, gradients read, weights written.
         const double owned = stage.elements / double(l.shards()) + stage.ep_elements / double(l.ep_shards());
@@ -348,7 +342,7 @@ Estimate Estimator::operator()(const Layout& l) {
         if (l.pp > 1) {
             const double busy = e.compute + e.recompute + e.tp + e.cp + e.ep;
             const int64_t p = l.pp, v = l.virtual_stages;
-            const double share = generator.bubble({p, int64_t(m), v});
+            const double share = l.generator().bubble({p, int64_t(m), v});
             e.bubble = busy * share / (1 - share);
             const double rows =
                 double(l.micro_batch * request_.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);

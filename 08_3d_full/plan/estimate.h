@@ -65,7 +65,8 @@ class Estimator {
     std::vector<std::pair<int64_t, int64_t>> halves(const Layout& layout, bool sparse) const;
     PassSeconds head_of(const Layout& layout);
     double gathered_experts(const Layout& layout, const StageSize& stage, const Layer& layer);
-    double reduction(const Layout& layout, const StageSize& stage, const char* operation, double bytes_per_element);
+    double reduction(const Layout& layout, double elements, double ep_elements, const char* operation,
+                     double bytes_per_element);
 
     const PlanRequest& request_;
     const ClusterModel& cluster_;

@@ -13,11 +13,7 @@ std::string human(double number) {  // 1.5e13 -> "15 T"
     const char* units[] = {"", " k", " M", " G", " T", " P"};
     int unit = 0;
     while (number >= 999.5 && unit < 5) number /= 1000, ++unit;
-    return fmt::format("{:.{}f}{}", number,
-                       number < 10 && unit > 0    ? 2
-                       : number < 100 && unit > 0 ? 1
-                                                  : 0,
-                       units[unit]);
+    return fmt::format("{:.{}f}{}", number, unit == 0 || number >= 100 ? 0 : number < 10 ? 2 : 1, units[unit]);
 }
 
 std::string share(double part, double of) { return fmt::format("{:.1f}%", 100 * part / of); }
@@ -41,13 +37,9 @@ const Candidate* fastest(const Choice& choice, const Which& which) {
 
 // Why data parallelism alone is none of the layouts.
 std::string why_not_alone(const PlanRequest& r) {
-    const std::pair<std::string, const std::vector<int64_t>*> ones[] = {
-        {"--tp", &r.tp}, {"--cp", &r.cp}, {"--pp", &r.pp}, {"--ep", &r.ep}};
-    for (const auto& [flag, values] : ones)
-        if (!values->empty() && std::find(values->begin(), values->end(), 1) == values->end())
-            return fmt::format("not among the layouts that {} asks for", flag);
-    if (!r.dp.empty() && std::find(r.dp.begin(), r.dp.end(), r.gpus) == r.dp.end())
-        return "not among the layouts that --dp asks for";
+    for (const auto& [flag, values] : {std::pair("--tp", &r.tp), {"--cp", &r.cp}, {"--pp", &r.pp}, {"--ep", &r.ep}})
+        if (!allowed<int64_t>(*values, 1)) return fmt::format("not among the layouts that {} asks for", flag);
+    if (!allowed(r.dp, r.gpus)) return "not among the layouts that --dp asks for";
     return fmt::format("not possible, --global-batch {} has {:.3g} sequences per device", r.global_batch,
                        double(r.global_batch) / double(r.gpus));
 }
@@ -84,7 +76,7 @@ Prediction estimated(const Candidate& candidate) {
 std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit) {
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     const auto key = [&](const Prediction& p) {
-        const bool tight = limit - double(p.candidate.memory.total) < device_bytes / 10;
+        const bool tight = limit - p.candidate.bytes() < device_bytes / 10;
         return std::tuple(tight, p.candidate.layout.axes());
     };
     for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
@@ -138,26 +130,25 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
     std::vector<const LayoutGroup*> order;
     for (const LayoutGroup& group : choice.groups) order.push_back(&group);
     const auto key = [](const LayoutGroup* g) {
-        return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : double(g->smallest->memory.total), g->tp,
-                          g->pp, g->ep);
+        return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : g->smallest->bytes(), g->tp, g->pp, g->ep);
     };
     std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
     const double fastest_s = winner.estimate.seconds();
+    const Layout& w = winner.layout;
     size_t rows = 0;
     for (const LayoutGroup* g : order) {
         if (++rows > most_rows) break;
+        std::string best = "-", why;
         if (g->best) {
-            const Layout& w = winner.layout;
+            best = fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s);
             const bool won = std::tuple(g->tp, g->cp, g->pp, g->ep) == std::tuple(w.tp, w.cp, w.pp, w.ep);
-            table.row({g->tp, g->cp, g->pp, g->ep, g->layouts, g->fit,
-                       fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
-                       won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
+            why = won ? "holds the first" : why_slower(g->best->estimate, winner.estimate);
         } else {
-            const double total = double(g->smallest->memory.total);
-            table.row({g->tp, g->cp, g->pp, g->ep, g->layouts, 0, "-",
-                       fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
-                                   gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
+            const double total = g->smallest->bytes();
+            why = fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
+                              gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory));
         }
+        table.row({g->tp, g->cp, g->pp, g->ep, g->layouts, g->fit, best, why});
     }
     if (order.size() > most_rows)
         table.note(fmt::format("({} more groups: slower still, or larger; --groups {} shows all)",
@@ -212,25 +203,25 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         all < choice.limit ? "yes, if its activations do."
                            : fmt::format("no, {:.1f} times too large.", all / choice.limit)));
 
-    const auto data_alone = [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1 && g.ep == 1; };
+    const auto data_alone = [](const auto& l) { return l.tp == 1 && l.cp == 1 && l.pp == 1 && l.ep == 1; };
     const Candidate* data = fastest(choice, data_alone);
     const double batch = double(r.global_batch) / gpus;
     if (data) {
-        const bool won = w.tp == 1 && w.cp == 1 && w.pp == 1 && w.ep == 1;
         steps.push_back(fmt::format(
             "Data parallelism alone: ZeRO-{} over {} devices holds {} GB of {} GB; {:.3g} sequences per device. {}",
-            data->layout.zero, data->layout.dp * data->layout.cp, gigabytes(double(data->memory.total)),
-            gigabytes(choice.limit), batch,
-            won ? fmt::format("Chosen, with ZeRO-{}.", w.zero) : fmt::format("It takes {}.", against(*data))));
+            data->layout.zero, data->layout.dp * data->layout.cp, gigabytes(data->bytes()), gigabytes(choice.limit),
+            batch,
+            data_alone(w) ? fmt::format("Chosen, with ZeRO-{}.", w.zero)
+                          : fmt::format("It takes {}.", against(*data))));
     } else {
         const auto group = std::find_if(choice.groups.begin(), choice.groups.end(), data_alone);
         steps.push_back(
             group == choice.groups.end()
                 ? fmt::format("Data parallelism alone: {}.", why_not_alone(r))
                 : fmt::format("Data parallelism alone: even ZeRO-{} over {} devices needs {} GB ({}): {} too much.",
-                              group->smallest->layout.zero, r.gpus, gigabytes(double(group->smallest->memory.total)),
+                              group->smallest->layout.zero, r.gpus, gigabytes(group->smallest->bytes()),
                               largest_kind(group->smallest->memory),
-                              gigabytes(double(group->smallest->memory.total) - choice.limit)));
+                              gigabytes(group->smallest->bytes() - choice.limit)));
     }
 
     const Estimator estimator(r, cluster);
@@ -245,9 +236,9 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         cluster.gpus_per_node, c.heads, c.kv_heads, fmt::format("{:.0f}", estimator.tp_bytes_per_layer(full) / 1e6),
         rows, w.tp_overlap || w.tp == 1 ? "hidden where --tp-overlap puts a product beside it" : "none of it hidden",
         w.tp);
-    if (w.tp > 1) text += fmt::format(", {} of the step", share(winner.candidate.estimate.tp, best_s));
-    if (w.tp > 1 && none) text += fmt::format("; tp 1: {}", against(*none));
-    if (w.tp > 1 && !none) text += "; tp 1 fits in no layout";
+    if (w.tp > 1)
+        text += fmt::format(", {} of the step; tp 1{}", share(winner.candidate.estimate.tp, best_s),
+                            none ? ": " + against(*none) : " fits in no layout");
     if (beyond) text += fmt::format("; tp {}, over nodes: {}", beyond->layout.tp, against(*beyond));
     steps.push_back(text + ".");
 
@@ -270,7 +261,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     const Candidate* flat = fastest(choice, [](const LayoutGroup& g) { return g.pp == 1; });
     const int64_t m = r.global_batch / (w.dp * w.micro_batch);
     if (w.pp > 1) {
-        const ScheduleGenerator& generator = schedule_generators()[size_t(w.schedule)];
+        const ScheduleGenerator& generator = w.generator();
         text = fmt::format(
             "Pipeline: what tp leaves are {} GB of states per model copy and tp rank. Chosen: pp {}, {}{}, {} "
             "micro-batches; bubble {:.1f}% by formula",
@@ -312,7 +303,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         share(winner.candidate.estimate.dp, best_s), w.micro_batch, w.micro_batch == 1 ? "" : "s", name_of(w.recompute),
         share(winner.candidate.estimate.recompute, best_s),
         w.sequence_parallel ? "; sequence parallelism divides the rest of the activations by tp" : "",
-        gigabytes(double(winner.candidate.memory.total)), gigabytes(choice.limit)));
+        gigabytes(winner.candidate.bytes()), gigabytes(choice.limit)));
     return steps;
 }
 

@@ -11,7 +11,7 @@ Flows::Flows(std::vector<double> bytes_per_s) {
     for (const double rate : bytes_per_s) links_.push_back({.bytes_per_s = rate});
 }
 
-void Flows::add(double now, double bytes, const std::vector<FlowLoad>& loads, int32_t owner) {
+int32_t Flows::add(double now, double bytes, const std::vector<FlowLoad>& loads) {
     CHECK(!loads.empty() && bytes > 0, "{} bytes over {} links", bytes, loads.size());
     if (free_.empty()) {
         free_.push_back(int32_t(flows_.size()));
@@ -20,16 +20,16 @@ void Flows::add(double now, double bytes, const std::vector<FlowLoad>& loads, in
     const int32_t id = free_.back();
     free_.pop_back();
     Flow& flow = flows_[size_t(id)];
-    flow = {.loads = &loads, .bytes = bytes, .since = now, .owner = owner, .version = flow.version + 1};
+    flow = {.loads = &loads, .bytes = bytes, .since = now, .version = flow.version + 1};
     for (const FlowLoad& load : loads) {
         Link& link = links_[size_t(load.link)];
         CHECK(link.bytes_per_s > 0, "a link of {} bytes/s", link.bytes_per_s);
         link.flows.push_back(id);
     }
-    if (!alone(loads, 1)) return share_links(now, loads);
     double rate = std::numeric_limits<double>::infinity();
     for (const FlowLoad& load : loads) rate = std::min(rate, links_[size_t(load.link)].bytes_per_s / load.share);
-    set_rate(now, id, rate);
+    alone(loads, 1) ? set_rate(now, id, rate) : share_links(now, loads);
+    return id;
 }
 
 bool Flows::alone(const std::vector<FlowLoad>& loads, size_t flows) const {
@@ -51,10 +51,9 @@ int32_t Flows::pop() {
     ++flow.version;
     for (const FlowLoad& load : loads) std::erase(links_[size_t(load.link)].flows, end.flow);
     free_.push_back(end.flow);
-    const int32_t owner = flow.owner;
     if (!alone(loads, 0)) share_links(end.time, loads);
     drop_stale();
-    return owner;
+    return end.flow;
 }
 
 void Flows::set_rate(double now, int32_t id, double rate) {

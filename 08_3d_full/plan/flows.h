@@ -20,17 +20,16 @@ class Flows {
   public:
     explicit Flows(std::vector<double> bytes_per_s);
 
-    // loads: at least one; they outlive the flow. owner: what pop() returns.
-    void add(double now, double bytes, const std::vector<FlowLoad>& loads, int32_t owner);
+    // loads: at least one; they outlive the flow. Returns its number; those of flows that have ended are used again.
+    int32_t add(double now, double bytes, const std::vector<FlowLoad>& loads);
     double next() const;  // when the first flow of all ends, if none is added; infinity: there is none
-    int32_t pop();        // ends that flow
+    int32_t pop();        // ends that flow; its number
 
   private:
     struct Flow {
         const std::vector<FlowLoad>* loads = nullptr;
         double bytes = 0, rate = 0, since = 0;  // bytes left at `since`
-        int32_t owner = 0;
-        uint32_t version = 0;  // of its rate
+        uint32_t version = 0;                   // of its rate
         bool visited = false, frozen = false;
     };
     struct Link {

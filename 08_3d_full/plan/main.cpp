@@ -60,26 +60,26 @@ constexpr int64_t kMostGpus = 131'072, kMostBatch = 1'000'000, kFirstList = 5;
 class Planner {
   public:
     Planner() {
+        const Check json_file{{}, "FILE.json"};
+        const auto no_default = [this](const char* flag, auto& value, const char* text, const Check& check) {
+            flags_.add(flag, value, text, check).default_text("");
+        };
         model_.add_to(flags_);
         flags_.group("Cluster");
-        flags_
-            .add("--cluster", cluster_file_, "cluster file, or the name of one in 08_3d_full/plan/clusters",
-                 {{}, "FILE.json"})
-            .default_text("");
+        no_default("--cluster", cluster_file_, "cluster file, or the name of one in 08_3d_full/plan/clusters",
+                   json_file);
         flags_.add("--gpus", gpus_, "devices; more or fewer nodes like those of the file", integer_from(1, kMostGpus))
             .default_text("those of the file");
         flags_.add("--reserve-gb", reserve_gb_,
                    "GB of a device that are not for tensors: its context, NCCL's buffers, workspace of libraries, "
                    "fragmentation",
                    real_number(0, 1e6));
-        flags_
-            .add("--tp-efficiency", efficiency_file_,
-                 "print only what the links of this cluster leave of tensor parallelism", {{}, "FILE.json"})
-            .default_text("");
+        no_default("--tp-efficiency", efficiency_file_,
+                   "print only what the links of this cluster leave of tensor parallelism", json_file);
         flags_.group("Workload");
         flags_.add("--seq-len", request_.seq_len, "tokens per sequence", integer_from(1));
-        flags_.add("--global-batch", request_.global_batch, "sequences per optimizer step", integer_from(1, kMostBatch))
-            .default_text("");
+        no_default("--global-batch", request_.global_batch, "sequences per optimizer step",
+                   integer_from(1, kMostBatch));
         flags_.add("--grad-dtype", grad_dtype_, "dtype of gradients; weights are bf16", one_of({"fp32", "bf16"}));
         flags_.add("--fp8", request_.fp8.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
         flags_.add("--optimizer", request_.optimizer,
@@ -87,26 +87,23 @@ class Planner {
         flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
                    one_of(names_of(context_algorithms())));
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");
-        const auto list = [this](const char* flag, auto& values, const char* text, const auto& allowed) {
-            flags_.add(flag, values, text, allowed).default_text("");
-        };
         const auto ranks = integer_from(1, kMostGpus);
-        list("--tp", request_.tp, "tensor-parallel ranks", ranks);
-        list("--cp", request_.cp, "context-parallel ranks", ranks);
-        list("--dp", request_.dp, "data-parallel ranks", ranks);
-        list("--pp", request_.pp, "pipeline stages", ranks);
-        list("--ep", request_.ep, "expert-parallel ranks, of the tp x cp x dp ranks of a stage", ranks);
-        list("--zero", request_.zero, "ZeRO stages", integer_from(0, 3));
-        list("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all",
-             integer_from(0, kMostGpus));
-        list("--micro-batch", request_.micro_batch, "sequences per micro-batch", integer_from(1, kMostBatch));
-        list("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved",
-             integer_from(1, 1000));
-        list("--pipeline", request_.pipeline, "pipeline schedules", one_of(names_of(schedule_generators())));
-        list("--recompute", request_.recompute, "what to recompute", one_of(recompute_names()));
-        list("--sequence-parallel", request_.sequence_parallel, "sequence parallelism", one_of({"on", "off"}));
-        list("--tp-overlap", request_.tp_overlap, "overlap tp's communication with matrix products",
-             one_of({"on", "off"}));
+        no_default("--tp", request_.tp, "tensor-parallel ranks", ranks);
+        no_default("--cp", request_.cp, "context-parallel ranks", ranks);
+        no_default("--dp", request_.dp, "data-parallel ranks", ranks);
+        no_default("--pp", request_.pp, "pipeline stages", ranks);
+        no_default("--ep", request_.ep, "expert-parallel ranks, of the tp x cp x dp ranks of a stage", ranks);
+        no_default("--zero", request_.zero, "ZeRO stages", integer_from(0, 3));
+        no_default("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all",
+                   integer_from(0, kMostGpus));
+        no_default("--micro-batch", request_.micro_batch, "sequences per micro-batch", integer_from(1, kMostBatch));
+        no_default("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved",
+                   integer_from(1, 1000));
+        no_default("--pipeline", request_.pipeline, "pipeline schedules", one_of(names_of(schedule_generators())));
+        no_default("--recompute", request_.recompute, "what to recompute", one_of(recompute_names()));
+        no_default("--sequence-parallel", request_.sequence_parallel, "sequence parallelism", one_of({"on", "off"}));
+        no_default("--tp-overlap", request_.tp_overlap, "overlap tp's communication with matrix products",
+                   one_of({"on", "off"}));
         flags_.group("Output");
         flags_.add("--best", best_, "layouts to print", integer_from(1, 1000));
         flags_
@@ -116,9 +113,8 @@ class Planner {
         flags_.add("--groups", groups_, "rows of the table of the others", integer_from(0, 10'000));
         flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
         flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
-        flags_.add("--json", json_.path, "write everything", {{}, "FILE.json"}).default_text("");
-        flags_.add("--csv", csv_.path, "write the table of the best layouts, or of --tp-efficiency", {{}, "FILE.csv"})
-            .default_text("");
+        no_default("--json", json_.path, "write everything", json_file);
+        no_default("--csv", csv_.path, "write the table of the best layouts, or of --tp-efficiency", {{}, "FILE.csv"});
     }
 
     void run(int argc, char** argv) {
@@ -130,11 +126,11 @@ class Planner {
         check_flags();
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
         const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;
-        const Listener listener{show_, [this](const Choice& choice) { print_first(choice); }};
-        Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), listener);
+        Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), show_);
         progress_.clear();
         if (choice.layouts == 0) no_layout(choice);
         if (choice.best.empty()) too_small(choice);
+        print_first(choice);
         const std::vector<Prediction> best = predictions(choice);
         progress_.clear();
         print(choice, best);
@@ -215,9 +211,8 @@ class Planner {
         usage_error(
             "{} --seq-len {} --reserve-gb {} --gpus {}: fits in no layout: {} GB per device are missing ({} of {} "
             "GB, with {}); {}",
-            flags.substr(1), request_.seq_len, reserve_gb_, gpus_,
-            gigabytes(double(smallest.memory.total) - choice.limit), gigabytes(double(smallest.memory.total)),
-            gigabytes(choice.limit), short_text(smallest.layout),
+            flags.substr(1), request_.seq_len, reserve_gb_, gpus_, gigabytes(smallest.bytes() - choice.limit),
+            gigabytes(smallest.bytes()), gigabytes(choice.limit), short_text(smallest.layout),
             enough > 0 ? fmt::format("the fewest that work: --gpus {}", enough)
                        : std::string("no number of devices works with these flags"));
     }
@@ -236,19 +231,17 @@ class Planner {
         if (simulations_ > 0) {
             const EmptyText text(2 * request_.seq_len + 2);
             const Dataset data(text.path(), std::max<int64_t>(request_.model.vocab, 256), request_.seq_len, 0.0);
-            const auto simulate = [&](const Candidate& candidate) {
-                return simulated(request_, cluster_, data, candidate, choice.limit);
-            };
             std::vector<Candidate> candidates;
             int64_t fit = 0;  // by formula; of those that only may fit, the recording decides
             for (const Candidate& candidate : choice.best) {
                 const bool far_behind =
                     candidate.estimate.seconds() > kFarBehind * choice.best.front().estimate.seconds();
                 if (fit == simulations_ || (fit >= best_ && far_behind)) break;
-                fit += double(candidate.memory.total) <= choice.limit;
+                fit += candidate.bytes() <= choice.limit;
                 candidates.push_back(candidate);
             }
-            all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), simulate, show_);
+            all = simulated(request_, cluster_, data, candidates, choice.limit,
+                            int64_t(std::thread::hardware_concurrency()), show_);
             for (const Prediction& prediction : all)
                 if (!prediction.simulated &&
                     (!choice.smallest || prediction.candidate.memory.total < choice.smallest->memory.total))
@@ -267,7 +260,7 @@ class Planner {
     std::vector<Prediction> estimates(const Choice& choice) const {
         std::vector<Prediction> all;
         for (const Candidate& candidate : choice.best)
-            if (double(candidate.memory.total) <= choice.limit) all.push_back(estimated(candidate));
+            if (candidate.bytes() <= choice.limit) all.push_back(estimated(candidate));
         return all;
     }
 
@@ -281,7 +274,6 @@ class Planner {
 
     // Before anything is simulated.
     void print_first(const Choice& choice) {
-        progress_.clear();
         say("{} ({:.4g} parameters) on {} {} of {}; a step is {} sequences of {}\n", request_.model.name,
             double(request_.model.parameters()), gpus_, cluster_.device.name, cluster_.name, request_.global_batch,
             request_.seq_len);
@@ -388,7 +380,7 @@ class Planner {
             } else {
                 one["flags"] = flags_of(request_, g.smallest->layout);
                 one["bytes"] = g.smallest->memory.total;
-                one["bytes_too_many"] = double(g.smallest->memory.total) - choice.limit;
+                one["bytes_too_many"] = g.smallest->bytes() - choice.limit;
             }
             all["groups"].push_back(one);
         }

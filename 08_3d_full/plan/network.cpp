@@ -1,6 +1,7 @@
 #include "08_3d_full/plan/network.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -28,24 +29,9 @@ constexpr double kNvlsSeconds = 25e-6;                             // [NCCL]
 // the ring's: a device's link then carries its n (N+1)/N bytes at 84% of the ring's rate.
 constexpr double kNvlsBytes = 1.19;
 
-double log2_up(int64_t n) {
-    double steps = 0;
-    for (int64_t reach = 1; reach < n; reach *= 2) ++steps;
-    return steps;
-}
+double log2_up(int64_t n) { return std::bit_width(uint64_t(n - 1)); }
 
 }  // namespace
-
-// The members of a group by node.
-struct Network::Group {
-    struct Node {
-        int64_t node;
-        std::vector<int64_t> ranks, rails;  // of the rails: those of all its ranks
-    };
-    std::vector<Node> nodes;
-    int64_t size = 0, largest_node = 0;  // ranks; of the node with the most
-    bool one_node() const { return nodes.size() == 1; }
-};
 
 Network::Network(const ClusterModel& cluster, int64_t ranks)
     : cluster_(cluster), ranks_(ranks), nodes_((ranks + cluster.gpus_per_node - 1) / cluster.gpus_per_node) {
@@ -58,7 +44,6 @@ Network::Network(const ClusterModel& cluster, int64_t ranks)
           "the devices of {} are not connected", cluster.name);
     // Without a way through host memory, messages of MPI take the device's.
     if (!(cluster_.host.bytes_per_s > 0)) cluster_.host = near ? cluster_.nvlink : cluster_.rail;
-    links_ = int(4 * ranks_ + 3 * nodes_ + 2 * nodes_ * cluster_.rails);
 }
 
 int64_t Network::first_rail(int64_t rank) const {
@@ -91,12 +76,13 @@ std::string Network::name(int link) const {
 }
 
 const Network::Group& Network::group_of(const std::vector<int64_t>& members) const {
-    std::shared_ptr<const Group>& known = groups_[members];
-    if (known) return *known;
+    const auto [known, is_new] = groups_.try_emplace(members);
+    Group& group = known->second;
+    if (!is_new) return group;
     std::vector<int64_t> ranks = members;
     std::sort(ranks.begin(), ranks.end());
     CHECK(!ranks.empty() && ranks.front() >= 0 && ranks.back() < ranks_, "a group of {} ranks", ranks.size());
-    Group group{.size = int64_t(ranks.size())};
+    group.size = int64_t(ranks.size());
     for (const int64_t rank : ranks) {
         if (group.nodes.empty() || group.nodes.back().node != node_of(rank)) group.nodes.push_back({node_of(rank)});
         Group::Node& node = group.nodes.back();
@@ -105,8 +91,7 @@ const Network::Group& Network::group_of(const std::vector<int64_t>& members) con
             if (node.rails.empty() || node.rails.back() < rail) node.rails.push_back(rail);
         group.largest_node = std::max(group.largest_node, int64_t(node.ranks.size()));
     }
-    known = std::make_shared<const Group>(std::move(group));
-    return *known;
+    return group;
 }
 
 Transfer Network::message(int64_t from, int64_t to, double bytes, bool host) const {
@@ -218,32 +203,23 @@ Transfer Network::collective(const CommCall& call, const Group& group) const {
         }
     }
 
-    // In ascending order of the links.
     Transfer transfer{.latency_s = latency, .algorithm = best->name};
     const auto load = [&](int out, int in, double amount) {
         if (!(amount > 0)) return;
         transfer.loads.emplace_back(out, amount * multiple);
         if (in != out) transfer.loads.emplace_back(in, amount * multiple);
     };
-    for (const Group::Node& node : group.nodes) {
-        const double inside = best->near(double(node.ranks.size()));
-        for (const int64_t rank : node.ranks)
+    for (const auto& [node, ranks, rails] : group.nodes) {
+        const double k = double(ranks.size()), inside = best->near(k), out = alone ? 0 : best->far(k);
+        for (const int64_t rank : ranks)
             nvlink ? load(device_link(rank, false), device_link(rank, true), inside)
                    : load(host_link(rank, false), host_link(rank, true), inside);
+        if (!gpu) load(memory_link(node), memory_link(node), inside * k);
+        if (cluster_.oversubscription > 1) load(uplink(node, false), uplink(node, true), out);
+        for (const int64_t rail : rails)
+            load(rail_link(node, rail, false), rail_link(node, rail, true), out / double(rails.size()));
     }
-    for (const Group::Node& node : group.nodes) {
-        const double k = double(node.ranks.size());
-        if (!gpu) load(memory_link(node.node), memory_link(node.node), best->near(k) * k);
-    }
-    if (alone) return transfer;
-    for (const Group::Node& node : group.nodes)
-        if (cluster_.oversubscription > 1)
-            load(uplink(node.node, false), uplink(node.node, true), best->far(double(node.ranks.size())));
-    for (const Group::Node& node : group.nodes) {
-        const double out = best->far(double(node.ranks.size()));
-        for (const int64_t rail : node.rails)
-            load(rail_link(node.node, rail, false), rail_link(node.node, rail, true), out / double(node.rails.size()));
-    }
+    std::sort(transfer.loads.begin(), transfer.loads.end());
     return transfer;
 }
 
@@ -256,8 +232,7 @@ Transfer Network::transfer(const CommCall& call, const std::vector<int64_t>& mem
         return from == to ? Transfer{} : message(from, to, double(call.bytes), !call.channel && !call.shift);
     }
     const Group& group = group_of(members);
-    if (call.operation != "scalar" && call.operation != "barrier" && call.operation != "split")
-        return collective(call, group);
+    if (!call.of_host()) return collective(call, group);
     const double bytes = double(call.bytes) * double(group.size - 1);
     const double rate = group.one_node() ? cluster_.host.bytes_per_s : cluster_.rail.bytes_per_s;
     return {.latency_s = log2_up(group.largest_node) * cluster_.host.seconds +

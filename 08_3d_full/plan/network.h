@@ -21,7 +21,6 @@
 // memory (comm.h). Scalars, barriers and splits: log2 N hops over the host. CPU ranks: rings over host memory, or
 // --all-reduce hierarchical and tree as in across_nodes.h.
 #include <map>
-#include <memory>
 
 #include "08_3d_full/complete/layout/cluster.h"
 #include "08_3d_full/plan/op_costs.h"
@@ -39,7 +38,7 @@ struct Transfer {
 class Network {
   public:
     Network(const ClusterModel& cluster, int64_t ranks);  // usage error: the cluster has too few devices
-    int links() const { return links_; }
+    int links() const { return rail_link(nodes_, 0, false); }
     double bytes_per_s(int link) const;
     std::string name(int link) const;  // "node 3, rail 0, out"
     // members: world ranks of the group, in its order; sender: the rank in the group that makes the call. The loads of
@@ -48,7 +47,16 @@ class Network {
     double seconds_alone(const Transfer& transfer) const;  // on idle links
 
   private:
-    struct Group;  // the members by node
+    // The members of a group by node.
+    struct Group {
+        struct Node {
+            int64_t node;
+            std::vector<int64_t> ranks, rails;  // of the rails: those of all its ranks
+        };
+        std::vector<Node> nodes;
+        int64_t size = 0, largest_node = 0;  // ranks; of the node with the most
+        bool one_node() const { return nodes.size() == 1; }
+    };
     const Group& group_of(const std::vector<int64_t>& members) const;
     int64_t node_of(int64_t rank) const { return rank / cluster_.gpus_per_node; }
     int64_t first_rail(int64_t rank) const;
@@ -65,8 +73,7 @@ class Network {
 
     ClusterModel cluster_;
     int64_t ranks_, nodes_;
-    int links_;
-    mutable std::map<std::vector<int64_t>, std::shared_ptr<const Group>> groups_;  // that have been asked for
+    mutable std::map<std::vector<int64_t>, Group> groups_;  // that have been asked for
 };
 
 // The file that --simulate and --cluster mean: a path, or the name of one in 08_3d_full/plan/clusters, with or without

@@ -42,9 +42,7 @@ double large_rate(const DeviceModel& device, DType dtype) {
         case DType::u8:
             if (!(device.peak_fp8 > 0)) usage_error("{} has no FP8 products: its peak_fp8 is 0", device.name);
             return device.sustained_fp8 * device.peak_fp8 * device.fp8_efficiency;
-        case DType::bf16: return device.sustained * device.peak_bf16 * device.product_efficiency;
-        case DType::f64: return device.sustained * device.peak_fp32 / 2 * device.product_efficiency;
-        default: return device.sustained * device.peak_fp32 * device.product_efficiency;
+        default: return device.sustained * peak_flops(device, dtype) * device.product_efficiency;
     }
 }
 
@@ -88,6 +86,10 @@ double attention_seconds(const DeviceModel& device, const OpCall& op, bool backw
 }
 
 }  // namespace
+
+double peak_flops(const DeviceModel& device, DType dtype) {
+    return dtype == DType::bf16 ? device.peak_bf16 : dtype == DType::f64 ? device.peak_fp32 / 2 : device.peak_fp32;
+}
 
 double op_seconds(const DeviceModel& device, const OpCall& op) {
     if (const auto found = device.measured.find(op.name); found != device.measured.end()) {

@@ -19,6 +19,7 @@
 namespace train70b {
 
 double op_seconds(const DeviceModel& device, const OpCall& op);  // of one op, alone on the device
+double peak_flops(const DeviceModel& device, DType dtype);       // FLOP/s of products of these; not of FP8
 
 // Adds what --bench --bench-csv FILE wrote to device.measured. Usage error "FLAG FILE: line 3: ..." for a bad row.
 void read_device_csv(const std::string& path, const std::string& flag, DeviceModel& device);

@@ -18,49 +18,44 @@ namespace {
 
 using Part = Sequence::Part;
 
-// A part with its own events, before equal ones are shared.
-struct RawPart {
-    Part part;
-    std::vector<Event> events;
+// Parts, each with its own events, before equal ones are shared.
+struct RawParts {
+    std::vector<Part> parts;
+    std::vector<std::vector<Event>> events;
 };
-
-// Position of a value in a list without duplicates; appends it if it is new.
-template <class T>
-int32_t index_of(const T& value, std::vector<T>& list, std::multimap<double, int32_t>& by_hash, double hash) {
-    for (auto [at, end] = by_hash.equal_range(hash); at != end; ++at)
-        if (list[size_t(at->second)] == value) return at->second;
-    list.push_back(value);
-    by_hash.insert({hash, int32_t(list.size()) - 1});
-    return int32_t(list.size()) - 1;
-}
 
 // One rank's recorder. Several runs of it share the lists of ops and calls.
 class StepRecorder : public Recorder, public RunControl {
   public:
-    std::vector<OpCall> ops;
-    std::vector<CommCall> calls;
+    Numbering<OpCall> ops;
+    Numbering<CommCall> calls;
     std::vector<GroupFamily> families;
-    std::vector<RawPart> parts;
+    RawParts raw;
 
     void begin_run() {
-        parts.clear();
+        raw = {};
         families = {{.name = "world"}};
         made_.clear();
         latest_ = {0};
         mark({.kind = Part::Kind::setup});
     }
-    void mark(const Part& part) { parts.push_back({part, {}}); }
+    void mark(const Part& part) {
+        raw.parts.push_back(part);
+        raw.events.emplace_back();
+    }
 
     // ---- Recorder ----
     void op(const char* name, const std::vector<int64_t>& shape, DType dtype, double flops, double bytes) override {
-        if (transport_ > 0 || parts.back().part.kind == Part::Kind::setup) return;  // only the step is simulated
+        if (transport_ > 0 || raw.parts.back().kind == Part::Kind::setup) return;  // only the step is simulated
         if (std::string_view(name) == "fill_normal") return;  // what a simulated group computes for its absent peers
-        const OpCall call{name, shape, dtype, flops, bytes};
-        add({.kind = Event::Kind::compute, .what = index_of(call, ops, ops_by_hash_, flops + bytes)});
+        add({.kind = Event::Kind::compute, .what = ops.of({name, shape, dtype, flops, bytes})});
     }
     void book(Memory kind, int64_t bytes) override { add({.kind = Event::Kind::book, .memory = kind, .bytes = bytes}); }
-    void phase(const std::string& name) override {
-        if (const std::optional<Step> step = schedule_step(name)) mark({Part::Kind::schedule_step, *step});
+    void phase(const std::string& name) override {  // "F3.1": the schedule's step of this name
+        const size_t pass = std::string("FBIW").find(name[0]), dot = name.find('.');
+        if (pass == name.npos || name.size() < 2 || name[1] < '0' || name[1] > '9') return;
+        const int64_t chunk = dot == name.npos ? 0 : std::stoll(name.substr(dot + 1));
+        mark({Part::Kind::schedule_step, {Pass(pass), std::stoll(name.substr(1)), chunk}});
     }
     int split(int parent, const std::vector<int>& colors, const std::string& name) override {
         families.push_back({name, parent, colors});
@@ -88,8 +83,7 @@ class StepRecorder : public Recorder, public RunControl {
             for (const Tensor& tensor : o.tensors)
                 if (!call.uneven) call.bytes = std::max(call.bytes, tensor.bytes());
         }
-        add({.kind = Event::Kind::call,
-             .what = index_of(call, calls, calls_by_hash_, double(call.bytes) + 1e-3 * double(o.where.line()))});
+        add({.kind = Event::Kind::call, .what = calls.of(call)});
         made_.push_back({recorded.family, ++latest_[size_t(recorded.family)]});
         return made_.size();
     }
@@ -109,17 +103,8 @@ class StepRecorder : public Recorder, public RunControl {
     void finish() override { mark({.kind = Part::Kind::end}); }
 
   private:
-    void add(const Event& event) { parts.back().events.push_back(event); }
+    void add(const Event& event) { raw.events.back().push_back(event); }
 
-    // "F3.1": the schedule's step whose name a phase is.
-    static std::optional<Step> schedule_step(const std::string& name) {
-        const size_t pass = std::string("FBIW").find(name[0]), dot = name.find('.');
-        if (pass == std::string::npos || name.size() < 2 || name[1] < '0' || name[1] > '9') return {};
-        return Step{Pass(pass), std::stoll(name.substr(1)),
-                    dot == std::string::npos ? 0 : std::stoll(name.substr(dot + 1))};
-    }
-
-    std::multimap<double, int32_t> ops_by_hash_, calls_by_hash_;
     std::vector<std::pair<int, int64_t>> made_;  // by call: its family, and its number there
     std::vector<int64_t> latest_;                // by family: calls so far
     int transport_ = 0;
@@ -175,12 +160,6 @@ std::vector<Context> contexts(const std::vector<Part>& parts, int64_t depth) {
     return result;
 }
 
-std::vector<Part> parts_of(const std::vector<RawPart>& raw) {
-    std::vector<Part> parts;
-    for (const RawPart& raw_part : raw) parts.push_back(raw_part.part);
-    return parts;
-}
-
 // The parts of a rank in a step of m micro-batches.
 std::vector<Part> parts_of(const Schedule& schedule, int64_t stage) {
     std::vector<Part> parts = {{.kind = Part::Kind::setup}, {.kind = Part::Kind::begin}};
@@ -192,55 +171,41 @@ std::vector<Part> parts_of(const Schedule& schedule, int64_t stage) {
     return parts;
 }
 
-// Segments by context; empty if two parts of one context differ.
+// Segments by context; no context is known if two parts of one differ.
 class Explained {
   public:
-    Explained(const std::vector<RawPart>& run, int64_t depth) : depth_(depth) {
-        const std::vector<Context> of = contexts(parts_of(run), depth);
-        for (size_t i = 0; i < run.size(); ++i) {
+    Explained(const RawParts& run, int64_t depth) : depth_(depth) {
+        const std::vector<Context> of = contexts(run.parts, depth);
+        for (size_t i = 0; i < of.size(); ++i) {
             const auto [known, is_new] = segment_.insert({of[i], int32_t(segments.size())});
-            if (is_new) {
-                segments.push_back(run[i].events);
-            } else if (segments[size_t(known->second)] != run[i].events) {
-                consistent_ = false;
-                return;
-            }
+            if (is_new) segments.push_back(run.events[i]);
+            if (segments[size_t(known->second)] == run.events[i]) continue;
+            segment_.clear();
+            return;
         }
     }
     // The parts with their segments; empty if some context is unknown.
     std::optional<std::vector<Part>> find(std::vector<Part> parts) const {
         const std::vector<Context> of = contexts(parts, depth_);
-        for (size_t i = 0; consistent_ && i < parts.size(); ++i) {
+        for (size_t i = 0; i < parts.size(); ++i) {
             const auto known = segment_.find(of[i]);
             if (known == segment_.end()) return {};
             parts[i].segment = known->second;
         }
-        return consistent_ ? std::optional(parts) : std::nullopt;
+        return parts;
     }
-    bool explains(const std::vector<RawPart>& run) const {
-        const auto found = find(parts_of(run));
-        for (size_t i = 0; found && i < run.size(); ++i)
-            if (segments[size_t((*found)[i].segment)] != run[i].events) return false;
+    bool explains(const RawParts& run) const {
+        const auto found = find(run.parts);
+        for (size_t i = 0; found && i < run.events.size(); ++i)
+            if (segments[size_t((*found)[i].segment)] != run.events[i]) return false;
         return found.has_value();
     }
-    bool consistent() const { return consistent_; }
     std::vector<std::vector<Event>> segments;
 
   private:
     const int64_t depth_;
     std::map<Context, int32_t> segment_;
-    bool consistent_ = true;
 };
-
-// Every part as it was run; equal ones share a segment.
-void keep_all(Sequence& sequence, const std::vector<RawPart>& run) {
-    std::multimap<double, int32_t> by_size;
-    for (const RawPart& raw : run) {
-        Part part = raw.part;
-        part.segment = index_of(raw.events, sequence.segments, by_size, double(raw.events.size()));
-        sequence.parts.push_back(part);
-    }
-}
 
 // ---- one rank -------------------------------------------------------------------------------------------------------
 
@@ -265,18 +230,22 @@ class Rank {
         const Schedule schedule = schedule_of(config_, options_);
         std::vector<Sequence> sequences;
         // Steps of a multiple of what the schedule needs; enough for its beginning, its end and both repeated.
-        const int64_t multiple = schedule_multiple(schedule);
+        // A schedule from a file has no other number of micro-batches.
+        const bool has_others = !from_file(config_.pipeline);
+        const auto of_schedule = has_others ? find_schedule(schedule.name).multiple : nullptr;
+        const int64_t multiple = of_schedule ? of_schedule(p) : 1;
         const auto at_least = [&](int64_t m) { return (m + multiple - 1) / multiple * multiple; };
-        for (int64_t m = at_least(2 * p + 2); !all_micro_batches && sequences.empty() && m + multiple < all; m *= 2) {
+        for (int64_t m = at_least(2 * p + 2);
+             has_others && !all_micro_batches && sequences.empty() && m + multiple < all; m *= 2) {
             const bool again = verified.first == m;
-            const std::vector<RawPart> longer = run(m + multiple), shorter = again ? std::vector<RawPart>() : run(m);
+            const RawParts longer = run(m + multiple), shorter = again ? RawParts() : run(m);
             for (const int64_t depth : {2, 4, 8}) {
                 const Explained explained(longer, depth);
-                if (again ? depth != verified.second || !explained.consistent() : !explained.explains(shorter))
-                    continue;
+                if (again ? depth != verified.second : !explained.explains(shorter)) continue;
                 verified = {m, depth};
                 for (const int64_t count : counts) {
-                    const auto parts = explained.find(parts_of(of_count(schedule, count), stage));
+                    const auto parts = explained.find(parts_of(
+                        count == all ? schedule : make_schedule(schedule.name, p, count, schedule.chunks), stage));
                     if (!parts) break;
                     sequences.push_back({.rank = rank_,
                                          .micro_batches_run = m + multiple,
@@ -286,20 +255,25 @@ class Rank {
                 if (!sequences.empty()) break;
             }
         }
-        if (sequences.empty()) {
-            sequences.push_back({.rank = rank_, .micro_batches_run = all});
-            keep_all(sequences[0], run(all));
+        if (sequences.empty()) {  // every part as it was run; equal ones share a segment
+            RawParts raw = run(all);
+            Numbering<std::vector<Event>> segments;
+            for (size_t i = 0; i < raw.parts.size(); ++i) raw.parts[i].segment = segments.of(raw.events[i]);
+            sequences.push_back({.rank = rank_,
+                                 .micro_batches_run = all,
+                                 .segments = std::move(segments.values),
+                                 .parts = std::move(raw.parts)});
         }
         for (Sequence& sequence : sequences) {
-            sequence.ops = recorder_.ops;
-            sequence.calls = recorder_.calls;
+            sequence.ops = recorder_.ops.values;
+            sequence.calls = recorder_.calls.values;
         }
         return sequences;
     }
     const std::vector<GroupFamily>& families() const { return recorder_.families; }
 
   private:
-    std::vector<RawPart> run(int64_t micro_batches) {
+    RawParts run(int64_t micro_batches) {
         TrainOptions options = options_;
         options.global_batch = micro_batches * options.micro_batch * config_.mesh.dp;
         std::optional<MarkedLoop> loop;
@@ -312,17 +286,7 @@ class Rank {
                 trainer.controls.push_back(&recorder_);
             },
             [](const Trainer&) { recorder = nullptr; });
-        return std::move(recorder_.parts);
-    }
-    static Schedule of_count(const Schedule& schedule, int64_t micro_batches) {
-        if (micro_batches == schedule.micro_batches) return schedule;
-        return make_schedule(schedule.name, schedule.stages, micro_batches, schedule.chunks);
-    }
-    // A schedule from a file has no other number of micro-batches.
-    int64_t schedule_multiple(const Schedule& schedule) const {
-        if (from_file(config_.pipeline)) return INT32_MAX;
-        const ScheduleGenerator& generator = find_schedule(schedule.name);
-        return generator.multiple ? generator.multiple(schedule.stages) : 1;
+        return std::move(recorder_.raw);
     }
 
     const TrainOptions options_;

@@ -6,17 +6,10 @@ namespace train70b {
 
 std::string to_string(const Sequence::Part& part) {
     using Kind = Sequence::Part::Kind;
-    switch (part.kind) {
-        case Kind::setup: return "setup";
-        case Kind::begin: return "begin";
-        case Kind::batch: return fmt::format("batch {}", part.step.micro_batch);
-        case Kind::schedule_step: return to_string(part.step);
-        case Kind::release: return fmt::format("release {}", part.step.micro_batch);
-        case Kind::gradients: return "gradients";
-        case Kind::update: return "update";
-        case Kind::end: return "end";
-    }
-    return "?";
+    if (part.kind == Kind::schedule_step) return to_string(part.step);
+    constexpr const char* names[] = {"setup", "begin", "batch", "", "release", "gradients", "update", "end"};
+    const bool of_micro_batch = part.kind == Kind::batch || part.kind == Kind::release;
+    return names[int(part.kind)] + (of_micro_batch ? fmt::format(" {}", part.step.micro_batch) : "");
 }
 
 MemoryPeak peak_of(const Sequence& sequence) {
@@ -47,27 +40,21 @@ std::pair<int64_t, MemoryPeak> largest_rank(const Recording& recording) {
 
 GroupTable::GroupTable(const Recording& recording) {
     const size_t ranks = size_t(recording.ranks);
+    std::vector<std::vector<int32_t>> world(1);
+    for (size_t rank = 0; rank < ranks; ++rank) world[0].push_back(int32_t(rank));
     for (size_t index = 0; index < recording.families.size(); ++index) {
         const GroupFamily& family = recording.families[index];
         CHECK(family.parent < int(index), "family {} is made of family {}", index, family.parent);
-        Family all{.group_of = std::vector<int32_t>(ranks, 0), .place = {}, .members = {{}}};
-        for (size_t rank = 0; rank < ranks; ++rank) {
-            all.place.push_back(int32_t(rank));
-            all.members[0].push_back(int32_t(rank));
-        }
-        if (family.parent < 0 && family.colors.empty()) {
-            families_.push_back(std::move(all));
-            continue;
-        }
-        const Family& parent = family.parent < 0 ? all : families_[size_t(family.parent)];
+        std::vector<int> colors = family.colors;
+        if (family.parent < 0 && colors.empty()) colors.resize(ranks);
         Family divided{.group_of = std::vector<int32_t>(ranks, -1), .place = std::vector<int32_t>(ranks, -1)};
-        for (const std::vector<int32_t>& whole : parent.members) {
-            CHECK(whole.size() == family.colors.size(), "{}: {} colors for a group of {}", family.name,
-                  family.colors.size(), whole.size());
+        for (const auto& whole : family.parent < 0 ? world : families_[size_t(family.parent)].members) {
+            CHECK(whole.size() == colors.size(), "{}: {} colors for a group of {}", family.name, colors.size(),
+                  whole.size());
             std::map<int, int32_t> group_of_color;
             for (size_t i = 0; i < whole.size(); ++i) {
-                if (family.colors[i] < 0) continue;
-                const auto [found, is_new] = group_of_color.insert({family.colors[i], int32_t(divided.members.size())});
+                if (colors[i] < 0) continue;
+                const auto [found, is_new] = group_of_color.insert({colors[i], int32_t(divided.members.size())});
                 if (is_new) divided.members.emplace_back();
                 std::vector<int32_t>& group = divided.members[size_t(found->second)];
                 divided.group_of[size_t(whole[i])] = found->second;

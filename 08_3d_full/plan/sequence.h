@@ -9,9 +9,7 @@
 //     call      a collective or a message       `what`: an index into calls
 //     wait      for a call of this rank         `what`: how many calls of `family` ago it was made; 1: the latest
 //     book      memory is allocated or freed    `bytes`, under `memory`
-// On a GPU, a call is issued to a communication stream when the computation before it has completed, and a wait lets
-// the computation after it wait for the call. Without streams (MPI) a collective begins at this rank's next wait, and
-// the rank waits for it; a message (send, recv, send_recv) begins at the call.
+// When a call begins, and what waits for it: simulate.h.
 //
 // Ranks that differ in nothing but the numbers of their peers have one sequence: `class_of` names it for every rank.
 #include <compare>
@@ -61,6 +59,9 @@ struct CommCall {
     std::string where;    // "03_zero/complete/zero.cpp:130"
     auto operator<=>(const CommCall&) const = default;
     bool message() const { return to >= 0 || from >= 0; }
+    bool of_host() const {  // no tensor of a device
+        return operation == "scalar" || operation == "barrier" || operation == "split" || operation == "finish";
+    }
 };
 
 struct Event {
@@ -131,16 +132,14 @@ template <class T>
 class Numbering {
   public:
     int32_t of(const T& value) {
-        const auto [at, is_new] = numbers_.insert({value, int32_t(numbers_.size())});
-        if (is_new) values_.push_back(&at->first);
+        const auto [at, is_new] = numbers_.insert({value, int32_t(values.size())});
+        if (is_new) values.push_back(value);
         return at->second;
     }
-    const T& operator[](int32_t number) const { return *values_[size_t(number)]; }
-    size_t size() const { return numbers_.size(); }
+    std::vector<T> values;  // by number
 
   private:
     std::map<T, int32_t> numbers_;
-    std::vector<const T*> values_;
 };
 
 }  // namespace train70b

@@ -1,7 +1,7 @@
 #include "08_3d_full/plan/simulate.h"
 
 #include <algorithm>
-#include <memory>
+#include <set>
 #include <utility>
 
 #include "01_single_gpu/core/check.h"
@@ -9,16 +9,72 @@
 
 namespace train70b {
 
+SimulationProgram simulation_program(const Sequence& sequence, const SimulationModel& model, double slow,
+                                     bool every_op) {
+    SimulationProgram program;
+    std::vector<double> seconds_of;  // by op
+    for (const OpCall& op : sequence.ops) {
+        // Without streams the host is the device: launching an op is work between two ops.
+        const double seconds = model.timed() ? slow * model.op_seconds(op) : 0;
+        CHECK(seconds >= 0, "{} takes {} s", op.name, seconds);
+        seconds_of.push_back(model.streams ? seconds : seconds + model.host_s);
+    }
+    const auto add = [&](std::vector<Event>& items, const Event& event) {
+        if (event.kind != Event::Kind::compute) {
+            if (event.kind != Event::Kind::book || every_op) items.push_back(event);
+            return;
+        }
+        if (!model.timed()) return;
+        if (every_op || items.empty() || items.back().kind != Event::Kind::compute) {
+            items.push_back({.kind = Event::Kind::compute, .what = int32_t(program.runs.size())});
+            program.runs.push_back({.op = event.what});
+        }
+        Run& run = program.runs[size_t(items.back().what)];
+        const double d = seconds_of[size_t(event.what)];
+        ++run.count;
+        run.seconds += d;
+        run.squares += d * d;
+        // So far: max over i <= count of (i host_s + ops i ... count), of which the next op is a part.
+        run.launched = std::max(run.launched, run.count * model.host_s) + d;
+    };
+    const std::vector<std::vector<Event>>& segments = sequence.segments;
+    std::vector<int64_t> times(segments.size());
+    program.segments.resize(segments.size());
+    for (size_t i = 0; i < sequence.parts.size(); ++i) {
+        const Sequence::Part& part = sequence.parts[i];
+        if (part.segment < 0) continue;
+        const size_t id = size_t(part.segment);
+        if (simulated(part, model)) {
+            if (times[id]++ == 0)
+                for (const Event& event : segments[id]) add(program.segments[id], event);
+            program.parts.push_back(int32_t(i));
+        } else if (program.parts.empty()) {
+            for (const Event& event : segments[id])
+                if (event.kind == Event::Kind::book) program.held[size_t(event.memory)] += event.bytes;
+        }
+    }
+    for (size_t i = 0; i < segments.size(); ++i) {
+        if (times[i] == 0 || !model.timed()) continue;
+        std::vector<int64_t> calls(seconds_of.size());
+        for (const Event& event : segments[i])
+            if (event.kind == Event::Kind::compute) ++calls[size_t(event.what)];
+        for (size_t op = 0; op < calls.size(); ++op) {
+            if (calls[op] == 0) continue;
+            SimulatedStep::Op& sum = program.ops[sequence.ops[op].name];
+            sum.calls += double(times[i] * calls[op]);
+            sum.seconds += double(times[i] * calls[op]) * seconds_of[op];
+        }
+    }
+    return program;
+}
+
 SimulatedStep Simulation::result() {
     SimulatedStep step{.simulated_ranks = int64_t(ranks_.size())};
     for (const Rank& rank : ranks_) step.seconds = std::max(step.seconds, rank.now);
-    std::vector<char> pipeline(recording_.families.size());
+    std::set<std::string> pipeline = {"end"};  // the groups with channels
     for (const Sequence& sequence : recording_.sequences)
         for (const CommCall& call : sequence.calls)
-            if (call.channel) pipeline[size_t(call.family)] = 1;
-    std::map<std::string, bool> is_pipeline;
-    for (size_t family = 0; family < pipeline.size(); ++family)
-        if (pipeline[family]) is_pipeline[recording_.families[family].name] = true;
+            if (call.channel) pipeline.insert(recording_.families[size_t(call.family)].name);
     for (size_t c = 0; c < ranks_.size(); ++c) {
         const Rank& rank = ranks_[c];
         const double share = double(equal_.count[c]) / double(recording_.ranks);
@@ -39,7 +95,7 @@ SimulatedStep Simulation::result() {
         }
     }
     for (const auto& [name, seconds] : step.waiting)
-        if (is_pipeline.contains(name) || name == "end") step.bubble += seconds / step.seconds;
+        if (pipeline.contains(name)) step.bubble += seconds / step.seconds;
     for (const int64_t rank : options_.traced) {  // each of them as the rank that was simulated for it
         const int64_t simulated = equal_.representative[size_t(equal_.class_of[size_t(rank)])];
         std::vector<SimulatedStep::Span> spans;
@@ -106,15 +162,15 @@ SimulatedStep simulate_step(const Recording& recording, const SimulationModel& m
 
 // On a cluster file's devices and links.
 SimulatedStep simulate_step(const Recording& recording, const ClusterModel& cluster, const SimulationOptions& options) {
-    const auto network = std::make_shared<Network>(cluster, recording.ranks);
-    SimulationModel model{.op_seconds = [device = cluster.device](const OpCall& op) { return op_seconds(device, op); },
-                          .transfer = [network](const CommCall& call, const std::vector<int64_t>& members,
-                                                int64_t sender) { return network->transfer(call, members, sender); },
+    const Network network(cluster, recording.ranks);
+    SimulationModel model{.op_seconds = [&](const OpCall& op) { return op_seconds(cluster.device, op); },
+                          .transfer = [&](const CommCall& call, const std::vector<int64_t>& members,
+                                          int64_t sender) { return network.transfer(call, members, sender); },
                           .host_s = cluster.device.host_s,
                           .streams = cluster.device.streams,
                           .cores = cluster.cores,
                           .ranks_per_node = cluster.one_machine ? recording.ranks : cluster.gpus_per_node};
-    for (int link = 0; link < network->links(); ++link) model.links.push_back(network->bytes_per_s(link));
+    for (int link = 0; link < network.links(); ++link) model.links.push_back(network.bytes_per_s(link));
     return simulate_step(recording, model, options);
 }
 

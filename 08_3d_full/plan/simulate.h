@@ -22,6 +22,11 @@ struct SimulationOptions {
     std::vector<int64_t> traced;   // ranks whose spans are kept
     bool stream_per_group = true;  // false: one for the collectives of all groups
     bool symmetry = true;          // false: simulates every rank, also those that do the same as another
+
+    double times_slower(int64_t rank) const {
+        const auto slow = slow_ranks.find(rank);
+        return slow == slow_ranks.end() ? 1 : slow->second;
+    }
 };
 
 struct SimulatedStep {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <tuple>
 
@@ -63,14 +64,14 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
     for (const int64_t m : {6 * d + all % d, 18 * d + all % d})
         if (3 * (m + 2 * d) < all) begins.push_back(m), counts.insert(counts.end(), {m, m + d, m + 2 * d});
     Prediction prediction{candidate};
-    if (double(candidate.memory.total) > limit) {  // by formula: the rank that this is said of decides
+    if (candidate.bytes() > limit) {  // by formula: the rank that this is said of decides
         std::tie(prediction.candidate.rank, prediction.candidate.memory) =
             largest_rank(record_step(options, data, config, {.only = candidate.rank}));
-        if (double(prediction.candidate.memory.total) > limit) return prediction;
+        if (prediction.candidate.bytes() > limit) return prediction;
     }
     const std::vector<Recording> steps = record_steps(options, data, config, counts, {.most_ranks = 1});
     std::tie(prediction.candidate.rank, prediction.candidate.memory) = largest_rank(steps[0]);
-    if (double(prediction.candidate.memory.total) > limit) return prediction;
+    if (prediction.candidate.bytes() > limit) return prediction;
     std::map<std::string, double> seconds;
     for (size_t i = 0; i < begins.size() && seconds.empty() && steps.size() > 1; ++i) {
         std::map<std::string, double> first = seconds_of(steps[3 * i + 1], cluster);
@@ -87,30 +88,22 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
     return prediction;
 }
 
-namespace {
-
-// One worker's: for every candidate a line with its number, memory, whether it was simulated, seconds, wait along pp,
-// and groups with their seconds. Lines are shorter than what a pipe passes as one piece.
-void work(const std::vector<Candidate>& candidates, size_t first, size_t stride,
-          const std::function<Prediction(const Candidate&)>& simulate, int out) {
-    for (size_t i = first; i < candidates.size(); i += stride) {
-        const Prediction p = simulate(candidates[i]);
-        const MemoryPeak& memory = p.candidate.memory;
-        std::string line = fmt::format("{} {} {}", i, p.candidate.rank, memory.total);
-        for (const int64_t bytes : memory.kind) line += fmt::format(" {}", bytes);
-        line += fmt::format(" {} {:.17g} {:.17g}", int(p.simulated), p.seconds, p.pp_wait);
-        for (const auto& [group, seconds] : p.exposed) line += fmt::format(" {} {:.17g}", group, seconds);
-        line += "\n";
-        CHECK(::write(out, line.data(), line.size()) == ssize_t(line.size()), "a simulating process cannot report");
-    }
-}
-
-}  // namespace
-
-std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int64_t processes,
-                                  const std::function<Prediction(const Candidate&)>& simulate,
+std::vector<Prediction> simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
+                                  const std::vector<Candidate>& candidates, double limit, int64_t processes,
                                   const OnProgress& progress) {
     const size_t count = std::min(size_t(std::max<int64_t>(processes, 1)), candidates.size());
+    // What a process finds for a candidate is a line of JSON, shorter than what a pipe passes as one piece.
+    using Report = std::tuple<size_t, int64_t, int64_t, MemoryBytes, bool, double, double,
+                              std::vector<std::pair<std::string, double>>>;
+    const auto work = [&](size_t first, int out) {
+        for (size_t i = first; i < candidates.size(); i += count) {
+            const Prediction p = simulated(request, cluster, data, candidates[i], limit);
+            const auto& [layout, estimate, memory, rank] = p.candidate;
+            const Report report{i, rank, memory.total, memory.kind, p.simulated, p.seconds, p.pp_wait, p.exposed};
+            const std::string line = nlohmann::json(report).dump() + "\n";
+            CHECK(::write(out, line.data(), line.size()) == ssize_t(line.size()), "a simulating process cannot report");
+        }
+    };
     std::vector<Prediction> all(candidates.size());
     int ends[2];
     if (pipe(ends) != 0) throw CommonError("a pipe to simulating processes cannot be made");
@@ -123,7 +116,7 @@ std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int6
             int code = 0;
             try {
                 ::close(ends[0]);
-                work(candidates, w, count, simulate, ends[1]);
+                work(w, ends[1]);
             } catch (const std::exception& error) {
                 std::fprintf(stderr, "plan: %s\n", error.what());
                 code = 1;
@@ -149,18 +142,11 @@ std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int6
     if (failed) throw CommonError("a simulating process failed");
     std::istringstream lines(text);
     size_t reported = 0;
-    for (std::string line; std::getline(lines, line);) {
-        std::istringstream words(line);
-        size_t i = 0;
-        words >> i;
-        Prediction prediction{candidates.at(i)};
-        words >> prediction.candidate.rank >> prediction.candidate.memory.total;
-        for (int64_t& bytes : prediction.candidate.memory.kind) words >> bytes;
-        words >> prediction.simulated >> prediction.seconds >> prediction.pp_wait;
-        std::string group;
-        for (double exposed = 0; words >> group >> exposed;) prediction.exposed.emplace_back(group, exposed);
-        all[i] = std::move(prediction);
-        ++reported;
+    for (std::string line; std::getline(lines, line); ++reported) {
+        const auto [i, rank, total, kind, simulated, seconds, pp_wait, exposed] =
+            nlohmann::json::parse(line).get<Report>();
+        const Candidate& c = candidates.at(i);
+        all[i] = {{c.layout, c.estimate, {kind, total}, rank}, seconds, simulated, pp_wait, exposed};
     }
     CHECK(reported == all.size(), "{} of {} layouts were reported", reported, all.size());
     return all;

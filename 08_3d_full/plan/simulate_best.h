@@ -13,10 +13,9 @@ class Dataset;
 Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
                      const Candidate& candidate, double limit = std::numeric_limits<double>::infinity());
 // All of them in so many processes (the ledger of a recording is a process's own); in the order of the candidates.
-std::vector<Prediction> simulated(
-    const std::vector<Candidate>& candidates, int64_t processes,
-    const std::function<Prediction(const Candidate&)>& simulate,
-    const OnProgress& progress = [](const char*, double) {});
+std::vector<Prediction> simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
+                                  const std::vector<Candidate>& candidates, double limit, int64_t processes,
+                                  const OnProgress& progress);
 // What is recorded: the options of chapter 08 for this layout.
 TrainOptions options_of(const PlanRequest& request, const Layout& layout);
 

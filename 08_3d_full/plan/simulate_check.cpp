@@ -16,18 +16,19 @@ class CallReport {
         for (const Simulation::Rank& rank : s_.ranks_) {
             std::vector<Listed>& calls = calls_.emplace_back();
             std::map<std::pair<int, bool>, int64_t> count;
-            for (const SimulationProgram::Part& part : rank.program->parts)
-                for (const Item& item : rank.program->segments[size_t(part.segment)]) {
-                    if (item.kind != Item::Kind::call) continue;
+            for (const int32_t index : rank.program->parts) {
+                const Sequence::Part& part = rank.sequence->parts[size_t(index)];
+                for (const Event& item : rank.program->segments[size_t(part.segment)]) {
+                    if (item.kind != Event::Kind::call) continue;
                     const CommCall& call = rank.sequence->calls[size_t(item.what)];
                     const EqualRanks::Use& use = (*rank.uses)[size_t(item.what)];
-                    for (const EqualRanks::Meeting* at : {&use.collective_or_send, &use.receive})
-                        if (at->site >= 0)
-                            met_[size_t(at->site)][size_t(at->participant)].push_back(
-                                {int32_t(calls.size()), at->content, &call});
-                    calls.push_back({&call, &use, &rank.sequence->parts[size_t(part.part)],
-                                     ++count[{call.family, call.message()}]});
+                    for (const EqualRanks::Meeting& at : use)
+                        if (at.site >= 0)
+                            met_[size_t(at.site)][size_t(at.participant)].push_back(
+                                {int32_t(calls.size()), at.content, &call});
+                    calls.push_back({&call, &use, &part, ++count[{call.family, call.message()}]});
                 }
+            }
         }
     }
 
@@ -85,7 +86,7 @@ class CallReport {
     std::vector<Meeting> meetings(const Call& call) const {
         const auto& [c, use, part, number] = listed(call);
         const Simulation::Rank& rank = rank_of(call.rank);
-        const int32_t sends = use->collective_or_send.site, receives = use->receive.site;
+        const int32_t sends = (*use)[0].site, receives = (*use)[1].site;
         const auto& [at, at_receive] = rank.made[size_t(call.made)].instance;
         const auto peer = [&, c = c](int which) { return groups_.peer(*rank.sequence, *c, which, call.rank); };
         std::vector<Meeting> all;

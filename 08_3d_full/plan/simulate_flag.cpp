@@ -35,8 +35,10 @@ std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, 
 
 }  // namespace
 
-void add_simulate_flags(CommandLine& flags, SimulateOptions& simulate) {
+void add_simulate_flags(CommandLine& flags, TrainOptions& options, SimulateOptions& simulate) {
     flags.group("Output");
+    flags.add_flag("--dry-run", options.dry_run,
+                   "book the memory of one step of all simulated ranks, or of --fake-rank; compute nothing");
     flags.add_input("--simulate", simulate.cluster_file,
                     "CLUSTER.json: simulate one step on this cluster (08_3d_full/plan/clusters; implies --dry-run)");
     flags.add_input("--device-csv", simulate.device_csv,
@@ -91,27 +93,11 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
 
 namespace {
 
-double peak_flops_of(const DeviceModel& device, DType dtype) {
-    return dtype == DType::bf16 ? device.peak_bf16 : dtype == DType::f64 ? device.peak_fp32 / 2 : device.peak_fp32;
-}
-
 // "70,123"
 std::string grouped(double number) {
-    const std::string digits = fmt::format("{:.0f}", number);
-    std::string text;
-    for (size_t i = 0; i < digits.size(); ++i) {
-        if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-        text += digits[i];
-    }
+    std::string text = fmt::format("{:.0f}", number);
+    for (size_t i = text.size(); i > 3;) text.insert(i -= 3, ",");
     return text;
-}
-
-std::string memory_text(const Recording& recording, const ClusterModel& cluster) {
-    const auto [rank, largest] = largest_rank(recording);
-    const double capacity = cluster.device.memory_bytes;
-    return fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}", double(largest.total) / 1e9,
-                       rank, capacity / 1e9, cluster.device.name,
-                       capacity > 0 && double(largest.total) > capacity ? ": it does not fit" : "");
 }
 
 }  // namespace
@@ -121,7 +107,7 @@ double tokens_per_s_per_gpu(const SimulatedStep& step, const StepWork& work, int
 }
 
 double mfu(const SimulatedStep& step, const StepWork& work, const ClusterModel& cluster, int64_t ranks) {
-    return work.flops / step.seconds / double(ranks) / peak_flops_of(cluster.device, work.dtype);
+    return work.flops / step.seconds / double(ranks) / peak_flops(cluster.device, work.dtype);
 }
 
 Table step_table(const SimulatedStep& step, const Recording& recording, const ClusterModel& cluster,
@@ -136,20 +122,25 @@ Table step_table(const SimulatedStep& step, const Recording& recording, const Cl
     for (const auto& [name, seconds] : step.waiting)
         if (name != "end") row(name + ": waiting for other ranks", seconds);
     if (step.waiting.contains("end")) row("waiting for the last rank's end", step.waiting.at("end"));
-    table.row({"the step", fixed(1e3 * step.seconds, 3), percent(1.0)});
+    row("the step", step.seconds);
     table.note(fmt::format("{} tokens/s, {} per device; MFU {:.1f}% of {:.4g} TFLOP/s ({}); bubble {:.1f}%",
                            grouped(work.tokens / step.seconds),
                            grouped(tokens_per_s_per_gpu(step, work, recording.ranks)),
                            100 * mfu(step, work, cluster, recording.ranks),
-                           peak_flops_of(cluster.device, work.dtype) / 1e12, name_of(work.dtype), 100 * step.bubble));
-    table.note(memory_text(recording, cluster));
+                           peak_flops(cluster.device, work.dtype) / 1e12, name_of(work.dtype), 100 * step.bubble));
+    const auto [rank, largest] = largest_rank(recording);
+    const double capacity = cluster.device.memory_bytes;
+    table.note(fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}",
+                           double(largest.total) / 1e9, rank, capacity / 1e9, cluster.device.name,
+                           capacity > 0 && double(largest.total) > capacity ? ": it does not fit" : ""));
     if (step.simulated_ranks < recording.ranks)
         table.note(fmt::format("simulated: {} of {} ranks; each other one does the same as one of them",
                                step.simulated_ranks, recording.ranks));
     return table;
 }
 
-Table ops_table(const SimulatedStep& step) {
+// The ops, the longest first.
+static Table ops_table(const SimulatedStep& step) {
     std::vector<std::pair<std::string, SimulatedStep::Op>> ops(step.ops.begin(), step.ops.end());
     std::stable_sort(ops.begin(), ops.end(),
                      [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
@@ -162,7 +153,8 @@ Table ops_table(const SimulatedStep& step) {
     return table;
 }
 
-std::string chrome_trace(const SimulatedStep& step) {
+// Chrome trace events (ui.perfetto.dev): a process per traced rank, a thread per stream, a counter of its memory.
+static std::string chrome_trace(const SimulatedStep& step) {
     std::string text = "{\"traceEvents\": [\n";
     const auto out = std::back_inserter(text);
     const auto title = [&](const char* what, int64_t rank, int stream, const std::string& name) {

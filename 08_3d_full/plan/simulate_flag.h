@@ -16,7 +16,8 @@ struct SimulateOptions {
 
     bool asked() const { return !cluster_file.empty(); }
 };
-void add_simulate_flags(CommandLine& flags, SimulateOptions& simulate);
+// And --dry-run.
+void add_simulate_flags(CommandLine& flags, TrainOptions& options, SimulateOptions& simulate);
 // After connect(): reads the files. --simulate implies --dry-run, and --trace is its timeline. Usage error for flags
 // that need --simulate, for ranks that are not simulated, for a cluster with fewer devices, and for FP8 on one without.
 void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Program& program);
@@ -35,11 +36,6 @@ double mfu(const SimulatedStep& step, const StepWork& work, const ClusterModel& 
 // Computation, exposed communication and waiting by axis; below it tokens per second, MFU, the peak of memory.
 Table step_table(const SimulatedStep& step, const Recording& recording, const ClusterModel& cluster,
                  const StepWork& work);
-// The ops, the longest first.
-Table ops_table(const SimulatedStep& step);
-
-// Chrome trace events (ui.perfetto.dev): a process per traced rank, a thread per stream, a counter of its memory.
-std::string chrome_trace(const SimulatedStep& step);
 
 // Simulates the recorded step, prints its tables, writes the trace: of --fake-rank if it is given, else of the first
 // rank of every pipeline stage.

@@ -12,8 +12,8 @@ namespace train70b {
 Simulation::Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options,
                        const EqualRanks& equal)
     : recording_(recording), model_(model), options_(options), equal_(equal), flows_(equal.links) {
-    for (const EqualRanks::Site& site : equal_.sites)
-        sites_.push_back({.participants = site.participants, .calls = std::vector<int32_t>(site.participants.size())});
+    for (const std::vector<EqualRanks::Participant>& participants : equal_.sites)
+        sites_.push_back({.participants = participants, .calls = std::vector<int32_t>(participants.size())});
     for (size_t c = 0; c < equal_.representative.size(); ++c) add_rank(c);
 }
 
@@ -23,9 +23,7 @@ SimulatedStep Simulation::run() {
         const double begin = begins_.empty() ? kNever : begins_.top().time, end = flows_.next();
         if (begin == kNever && end == kNever) break;
         if (end <= begin) {
-            const int32_t slot = flows_.pop();
-            free_.push_back(slot);
-            ends(end, running_[size_t(slot)]);
+            ends(end, running_[size_t(flows_.pop())]);
         } else {
             const Begin event = begins_.top();
             begins_.pop();
@@ -40,8 +38,7 @@ SimulatedStep Simulation::run() {
 void Simulation::add_rank(size_t c) {
     const int64_t number = equal_.representative[c];
     const int32_t sequence = recording_.class_of[size_t(number)];
-    const auto slow = options_.slow_ranks.find(number);
-    const double factor = slow == options_.slow_ranks.end() ? 1 : slow->second;
+    const double factor = options_.times_slower(number);
     const bool traced = std::any_of(options_.traced.begin(), options_.traced.end(),
                                     [&](int64_t r) { return equal_.class_of[size_t(r)] == int32_t(c); });
     const auto key = std::tuple(sequence, factor, traced);
@@ -51,8 +48,8 @@ void Simulation::add_rank(size_t c) {
     Rank rank{.sequence = &events, .program = &programs_.at(key), .uses = &equal_.uses[c], .rank = number};
     rank.traced = traced;
     size_t items = 0;
-    for (const SimulationProgram::Part& part : rank.program->parts)
-        items += rank.program->segments[size_t(part.segment)].size();
+    for (const int32_t part : rank.program->parts)
+        items += rank.program->segments[size_t(events.parts[size_t(part)].segment)].size();
     rank.made.reserve(items);
     rank.calls.resize(families);
     rank.last.assign(families + 1, -1);
@@ -65,7 +62,7 @@ void Simulation::add_rank(size_t c) {
 // A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts.
 // Numbers, and messages that are no channel's, go through the host.
 int Simulation::stream_of(const CommCall& call) const {
-    if (!model_.streams || blocks_host(call)) return kHost;
+    if (!model_.streams || call.of_host()) return kHost;
     if (call.channel) return 1 + call.family;
     if (call.message() && !call.shift) return kHost;
     return options_.stream_per_group ? 1 + call.family : kAllGroups;
@@ -82,23 +79,24 @@ void Simulation::advance(Rank& rank) {
     }
     const SimulationProgram& program = *rank.program;
     while (rank.part < program.parts.size()) {
-        const std::vector<Item>& items = program.segments[size_t(program.parts[rank.part].segment)];
+        const std::vector<Event>& items = program.segments[size_t(part_of(rank).segment)];
         // The pipeline polls its sends (Work::done), which is no wait, and waits for the rest behind its last step.
         if (!model_.timed() && rank.item == 0 && part_of(rank).kind == Sequence::Part::Kind::gradients &&
             !wait_for_rest(rank, rank.polled, false))
             return;
         if (rank.item == items.size()) {
-            end_part(rank);
+            if (rank.traced)
+                trace(rank, -1, to_string(part_of(rank)), std::exchange(rank.begin_of_part, rank.now), rank.now);
             ++rank.part;
             rank.item = 0;
             continue;
         }
-        const Item& item = items[rank.item++];
+        const Event& item = items[rank.item++];
         bool goes_on = true;
         switch (item.kind) {
-            case Item::Kind::compute: goes_on = compute(rank, program.runs[size_t(item.what)]); break;
-            case Item::Kind::call: goes_on = call(rank, item.what); break;
-            case Item::Kind::wait: {
+            case Event::Kind::compute: goes_on = compute(rank, program.runs[size_t(item.what)]); break;
+            case Event::Kind::call: goes_on = call(rank, item.what); break;
+            case Event::Kind::wait: {
                 const std::vector<int32_t>& calls = rank.calls[size_t(item.family)];
                 if (item.what <= int32_t(calls.size()))  // else it was made before the step
                     goes_on = wait_for(rank, calls[calls.size() - size_t(item.what)]);
@@ -107,25 +105,17 @@ void Simulation::advance(Rank& rank) {
                                                   rank.rank, to_string(part_of(rank))));
                 break;
             }
-            case Item::Kind::book: {
-                const SimulationProgram::Booking& booking = program.bookings[size_t(item.what)];
-                rank.memory[size_t(booking.memory)] += booking.bytes;
+            case Event::Kind::book:
+                rank.memory[size_t(item.memory)] += item.bytes;
                 if (!memory_.empty() && memory_.back().rank == rank.rank && memory_.back().seconds == rank.now)
                     memory_.back().now = rank.memory;
                 else
                     memory_.push_back({rank.rank, rank.now, rank.memory});
                 break;
-            }
         }
         if (!goes_on) return;
     }
     rank.done = wait_for_rest(rank, rank.finished, true);
-}
-
-void Simulation::end_part(Rank& rank) {
-    if (!rank.traced) return;
-    trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
-    rank.begin_of_part = rank.now;
 }
 
 // Of a run that takes `run.seconds` without jitter: the sum of independent deviations of its ops.
@@ -166,12 +156,12 @@ bool Simulation::call(Rank& rank, int32_t what) {
     made.ready = made.head = std::max(rank.now, rank.host);
     if (!model_.streams && !call.message()) {
         rank.queue.push_back(id);
-        return !blocks_host(call) || launch_queue(rank);
+        return !call.of_host() || launch_queue(rank);
     }
     const int stream = stream_of(call);
     if (stream == kHost) {
         arrive(rank, made, made.ready);
-        if (!model_.streams || !blocks_host(call)) return true;
+        if (!model_.streams || !call.of_host()) return true;
         rank.blocked = id;
         rank.blocks_host = true;
         return false;
@@ -190,7 +180,7 @@ bool Simulation::call(Rank& rank, int32_t what) {
 }
 
 bool Simulation::wait_for(Rank& rank, int32_t id) {
-    if (!model_.streams) {
+    if (!model_.streams && rank.queued < rank.queue.size()) {
         rank.after_queue = id;
         return launch_queue(rank);
     }
@@ -212,13 +202,7 @@ bool Simulation::launch_queue(Rank& rank) {
         return false;
     }
     const int32_t after = std::exchange(rank.after_queue, -1);
-    if (after < 0) return true;
-    if (rank.made[size_t(after)].end < 0) {
-        rank.blocked = after;
-        return false;
-    }
-    settle(rank, rank.made[size_t(after)]);
-    return true;
+    return after < 0 || wait_for(rank, after);
 }
 
 // The rank has waited until the call's end: for whom, back along the call's stream.
@@ -258,19 +242,18 @@ int32_t Simulation::make(Rank& rank, int32_t what) {
     const int32_t id = int32_t(rank.made.size());
     Made& made = rank.made.emplace_back();
     made.call = what;
-    const EqualRanks::Meeting* meetings[2] = {&use.collective_or_send, &use.receive};
-    for (int end = 0; end < 2; ++end) {
-        if (meetings[end]->site < 0) continue;
-        Site& site = sites_[size_t(meetings[end]->site)];
-        const size_t participants = site.participants.size(), participant = size_t(meetings[end]->participant);
+    for (size_t end = 0; end < use.size(); ++end) {
+        if (use[end].site < 0) continue;
+        Site& site = sites_[size_t(use[end].site)];
+        const size_t participants = site.participants.size(), participant = size_t(use[end].participant);
         made.instance[end] = site.calls[participant]++;
         ++made.pending;
         if (made.instance[end] == int32_t(site.instances.size())) {
-            site.instances.push_back({.content = meetings[end]->content});
+            site.instances.push_back({.content = use[end].content});
             site.made.resize(site.instances.size() * participants, -1);
         }
         site.made[size_t(made.instance[end]) * participants + participant] = id;
-        if (site.instances[size_t(made.instance[end])].content != meetings[end]->content) refuse();
+        if (site.instances[size_t(made.instance[end])].content != use[end].content) refuse();
     }
     const CommCall& call = rank.sequence->calls[size_t(what)];
     if (made.pending < (call.to >= 0 && call.from >= 0 ? 2 : 1)) refuse();
@@ -280,22 +263,21 @@ int32_t Simulation::make(Rank& rank, int32_t what) {
 
 void Simulation::arrive(Rank& rank, const Made& made, double time) {
     const EqualRanks::Use& use = (*rank.uses)[size_t(made.call)];
-    if (made.instance[0] >= 0) arrive(use.collective_or_send, made.instance[0], time);
-    if (made.instance[1] >= 0) arrive(use.receive, made.instance[1], time);
-}
-
-void Simulation::arrive(const EqualRanks::Meeting& meeting, int32_t id, double time) {
-    Site& site = sites_[size_t(meeting.site)];
-    Instance& instance = site.instances[size_t(id)];
-    instance.start = std::max(instance.start, time);
-    // Of an all-to-all to which the ranks bring different bytes: the most.
-    if (meeting.transfer >= 0 && (instance.transfer < 0 || equal_.transfers[size_t(meeting.transfer)].bytes >
-                                                               equal_.transfers[size_t(instance.transfer)].bytes))
-        instance.transfer = meeting.transfer;
-    if (++instance.arrived < int32_t(site.participants.size())) return;
-    CHECK(instance.transfer >= 0, "a message without a sender");
-    const double latency = equal_.transfers[size_t(instance.transfer)].latency_s;
-    begins_.push({instance.start + latency, ++order_, {meeting.site, id}});
+    for (size_t end = 0; end < use.size(); ++end) {
+        if (use[end].site < 0) continue;
+        Site& site = sites_[size_t(use[end].site)];
+        Instance& instance = site.instances[size_t(made.instance[end])];
+        instance.start = std::max(instance.start, time);
+        // Of an all-to-all to which the ranks bring different bytes: the most.
+        const int32_t transfer = use[end].transfer;
+        if (transfer >= 0 && (instance.transfer < 0 || equal_.transfers[size_t(transfer)].bytes >
+                                                           equal_.transfers[size_t(instance.transfer)].bytes))
+            instance.transfer = transfer;
+        if (++instance.arrived < int32_t(site.participants.size())) continue;
+        CHECK(instance.transfer >= 0, "a message without a sender");
+        const double latency = equal_.transfers[size_t(instance.transfer)].latency_s;
+        begins_.push({instance.start + latency, ++order_, {use[end].site, made.instance[end]}});
+    }
 }
 
 // The first byte of a transfer; or a rank begins to compute on cores that others use.
@@ -305,14 +287,10 @@ void Simulation::begins(double now, What what) {
                              : sites_[size_t(what.site)].instances[size_t(what.instance)].transfer;
     const SharedTransfer& transfer = equal_.transfers[size_t(id)];
     if (transfer.loads.empty()) return ends(now, what);
-    if (free_.empty()) {
-        free_.push_back(int32_t(running_.size()));
-        running_.emplace_back();
-    }
-    const int32_t slot = free_.back();
-    free_.pop_back();
-    running_[size_t(slot)] = what;
-    flows_.add(now, cores ? ranks_[size_t(what.instance)].core_seconds : transfer.bytes, transfer.loads, slot);
+    const double bytes = cores ? ranks_[size_t(what.instance)].core_seconds : transfer.bytes;
+    const size_t flow = size_t(flows_.add(now, bytes, transfer.loads));
+    running_.resize(std::max(running_.size(), flow + 1));
+    running_[flow] = what;
 }
 
 void Simulation::ends(double now, What what) {

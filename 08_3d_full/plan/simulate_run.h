@@ -6,9 +6,33 @@
 #include <tuple>
 
 #include "08_3d_full/plan/equal_ranks.h"
-#include "08_3d_full/plan/simulate_program.h"
 
 namespace train70b {
+
+// ---- a sequence as the simulation runs it: computation between two calls or waits is one item ----
+
+// Ops one after another, each launched by the host at least host_s after the one before. If the device is free at t and
+// the host at h, they end at max(t + seconds, h + launched), and the host is free again at h + count * host_s.
+struct Run {
+    double seconds = 0;         // of the device
+    double launched = 0;        // max over i of: i launches, then ops i, i + 1, ...
+    double squares = 0;         // sum of the squares of the ops' seconds
+    int32_t count = 0, op = 0;  // op: the first
+};
+
+struct SimulationProgram {
+    std::vector<std::vector<Event>> segments;  // the sequence's; `what` of compute: an index into runs
+    std::vector<Run> runs;
+    std::vector<int32_t> parts;  // those of the sequence that are simulated
+    MemoryBytes held{};          // before them
+    std::map<std::string, SimulatedStep::Op> ops;
+};
+
+// slow: its ops take this many times longer. every_op: a run per op, and bookings, for a trace.
+SimulationProgram simulation_program(const Sequence& sequence, const SimulationModel& model, double slow,
+                                     bool every_op);
+
+// ---- the simulation ----
 
 class Simulation {
   public:
@@ -80,22 +104,17 @@ class Simulation {
 
     struct What {
         int32_t site, instance;  // of kCores, `instance` is a rank that computes
+        auto operator<=>(const What&) const = default;
     };
     struct Begin {
         double time;
         uint64_t order;
         What what;
-        bool operator>(const Begin& other) const {
-            return time != other.time ? time > other.time : order > other.order;
-        }
+        auto operator<=>(const Begin&) const = default;  // by time, then by order
     };
 
     void add_rank(size_t c);
     int stream_of(const CommCall& call) const;
-    static bool blocks_host(const CommCall& call) {
-        return call.operation == "scalar" || call.operation == "barrier" || call.operation == "split" ||
-               call.operation == "finish";
-    }
 
     // Goes on with a rank up to what it must wait for. The times of its own computation may be ahead of the events.
     void advance(Rank& rank);
@@ -106,15 +125,13 @@ class Simulation {
     bool launch_queue(Rank& rank);
     void settle(Rank& rank, const Made& made);
     bool wait_for_rest(Rank& rank, size_t& next, bool all);
-    void end_part(Rank& rank);
 
     int32_t make(Rank& rank, int32_t what);
     void arrive(Rank& rank, const Made& made, double time);
-    void arrive(const EqualRanks::Meeting& meeting, int32_t instance, double time);
     void begins(double now, What what);
     void ends(double now, What what);
     const Sequence::Part& part_of(const Rank& rank) const {
-        return rank.sequence->parts[size_t(rank.program->parts[rank.part].part)];
+        return rank.sequence->parts[size_t(rank.program->parts[rank.part])];
     }
     int32_t index_of(const Rank& rank) const { return int32_t(&rank - ranks_.data()); }
 
@@ -139,8 +156,7 @@ class Simulation {
     std::vector<Site> sites_;
     std::vector<Rank> ranks_;
     std::priority_queue<Begin, std::vector<Begin>, std::greater<>> begins_;
-    std::vector<What> running_;  // flows
-    std::vector<int32_t> free_;  // of `running_`
+    std::vector<What> running_;  // by flow
     std::vector<int32_t> resumed_;
     uint64_t order_ = 0;
     std::vector<SimulatedStep::Span> spans_;

@@ -4,8 +4,9 @@
 
 namespace train70b {
 
-double tp_efficiency(const LlamaConfig& c, int64_t seq_len, int64_t tp, double flops_per_s,
-                     const ClusterModel::Link& link) {
+// Of a block: computation / (computation + communication), for one sequence of seq_len tokens in bf16.
+static double tp_efficiency(const LlamaConfig& c, int64_t seq_len, int64_t tp, double flops_per_s,
+                            const ClusterModel::Link& link) {
     const double products = 6.0 * double(c.block_matrices()), attention = 6.0 * double(c.q_width() * seq_len);
     const double compute = (products + attention) * double(seq_len) / (double(tp) * flops_per_s);
     const Traffic traffic =

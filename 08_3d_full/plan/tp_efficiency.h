@@ -1,14 +1,9 @@
 #pragma once
 // What the links between ranks leave of tensor parallelism: an estimate, nothing overlapped.
-#include "01_single_gpu/complete/config.h"
 #include "01_single_gpu/complete/report/table.h"
 #include "08_3d_full/complete/layout/cluster.h"
 
 namespace train70b {
-
-// Of a block: computation / (computation + communication), for one sequence of seq_len tokens in bf16.
-double tp_efficiency(const LlamaConfig& config, int64_t seq_len, int64_t tp, double flops_per_s,
-                     const ClusterModel::Link& link);
 
 // Of 8b, 70b and 405b on 2 to 16 ranks, over the links that the cluster has (NVLink, host, network). Usage error, which
 // begins with `where`, without a link.

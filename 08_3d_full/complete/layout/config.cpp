@@ -38,12 +38,6 @@ Stage stage_of(const ParallelConfig& config, const LlamaConfig& model, int64_t r
 }
 
 namespace {
-int64_t largest_divisor(int64_t n, int64_t m, int64_t limit) {  // of both
-    for (int64_t d = limit; d > 1; --d)
-        if (n % d == 0 && m % d == 0) return d;
-    return 1;
-}
-
 void check_experts(const ParallelConfig& config, const TrainOptions& options) {
     const ExpertsConfig& x = options.model.experts;
     const Mesh& mesh = config.mesh;
@@ -51,11 +45,12 @@ void check_experts(const ParallelConfig& config, const TrainOptions& options) {
         if (mesh.ep > 1) usage_error("--ep {}: needs a model with experts (try --experts {})", mesh.ep, mesh.ep);
         return;
     }
-    if (x.count % mesh.ep != 0 || mesh.stage_ranks() % mesh.ep != 0)
+    int64_t divisor = mesh.ep;  // of both
+    while (x.count % divisor != 0 || mesh.stage_ranks() % divisor != 0) --divisor;
+    if (divisor != mesh.ep)
         usage_error(
             "--ep {}: must divide --experts {} and the {} ranks of a stage, --tp {} x --cp {} x --dp {} (try {})",
-            mesh.ep, x.count, mesh.stage_ranks(), mesh.tp, mesh.cp, mesh.dp,
-            largest_divisor(x.count, mesh.stage_ranks(), mesh.ep));
+            mesh.ep, x.count, mesh.stage_ranks(), mesh.tp, mesh.cp, mesh.dp, divisor);
     if (mesh.tp > 1 && !config.tensor.sequence_parallel)
         usage_error("--experts {} with --tp {}: needs --sequence-parallel on, so that each rank has its own rows",
                     x.count, mesh.tp);
@@ -82,16 +77,11 @@ void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks
                     c.latent.kv_rank);
     check_tensor_parallel(c, options.seq_len, mesh.tp, config.tensor);
     const ContextLayout context = context_layout(config, options);
-    if (context.ulysses > 1 && mesh.tp > 1) {
-        LlamaConfig part = c;  // the heads of one tensor-parallel rank
-        part.heads /= mesh.tp;
-        part.kv_heads = std::max<int64_t>(c.kv_heads / mesh.tp, 1);
-        if (!part.heads_divide_by(context.ulysses))
-            usage_error(
-                "--heads {} and --kv-heads {} over --tp {} are not divisible by the {} ranks of --cp-algorithm {} (try "
-                "--cp-algorithm zigzag)",
-                c.heads, c.kv_heads, mesh.tp, context.ulysses, config.context.algorithm);
-    }
+    if (context.ulysses > 1 && mesh.tp > 1 && !c.heads_divide_by(mesh.tp * context.ulysses))
+        usage_error(
+            "--heads {} and --kv-heads {} over --tp {} are not divisible by the {} ranks of --cp-algorithm {} (try "
+            "--cp-algorithm zigzag)",
+            c.heads, c.kv_heads, mesh.tp, context.ulysses, config.context.algorithm);
     if (config.tensor.sequence_parallel && options.seq_len / mesh.cp % mesh.tp != 0)
         usage_error(
             "--sequence-parallel on: --seq-len {} / --cp {} = {} is not divisible by --tp {} (try --seq-len {})",

@@ -31,13 +31,9 @@ Schedule schedule_of(const ParallelConfig& config, const TrainOptions& options);
 Stage stage_of(const ParallelConfig& config, const LlamaConfig& model, int64_t rank);
 
 // What a step computes, without how it is divided: what the planner knows of TrainOptions.
-struct Workload {
+struct Workload : Llama::Options {
     LlamaConfig model;
     int64_t seq_len = 0, micro_batch = 1, global_batch = 0;  // tokens; sequences
-    DType dtype = DType::bf16, grad_dtype = DType::f32;
-    Recompute recompute = Recompute::none;
-    int64_t loss_chunk = 0;
-    int64_t recompute_every = 1;
 
     int64_t micro_batches(int64_t dp) const { return global_batch / (micro_batch * dp); }
 };
