@@ -1,6 +1,6 @@
 // Pipelines on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/flags.h"
+#include "05_pipeline/complete/pipeline.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -1,7 +1,7 @@
 // Context parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/complete/data_parallel.h"
-#include "06_context_parallel/complete/flags.h"
+#include "06_context_parallel/complete/context_parallel.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -84,7 +84,7 @@ TEST_CASE("a loss spike of a run is a line of its metrics file") {
     const Quiet quiet;
     {
         TrainingRun run(options, nlohmann::ordered_json::object());
-        const Watch watch({.spike_window = 20}, run.trainer, run.model);
+        const Watch watch({.spike_window = 20}, run.trainer);
         run.allocate();
         struct Damage : RunControl {  // before step 35
             explicit Damage(Llama& model) : model(model) {}

@@ -29,7 +29,7 @@ struct NoisyLayout {
           session(
               o,
               [&](Session& s) {
-                  if (measure) s.trainer.controls.push_back(&noise.emplace(s.trainer, s.model, o));
+                  if (measure) s.trainer.controls.push_back(&noise.emplace(s.trainer));
                   composed = std::make_unique<Composed>(s.model, s.trainer, o, config, ranks);
                   s.trainer.runtime = &stats;
               },

@@ -31,7 +31,7 @@ struct NoisyRun {
     Session session;
     explicit NoisyRun(const TrainOptions& o)
         : session(o, [&](Session& s) {
-              noise.emplace(s.trainer, s.model, o);
+              noise.emplace(s.trainer);
               s.trainer.controls.push_back(&*noise);
           }) {}
 };

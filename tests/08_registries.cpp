@@ -52,7 +52,6 @@ struct Dummies {
     const char* on_request = nullptr;
     Added<ScheduleGenerator> schedule{schedule_generators(),
                                       {.name = "pairs",
-                                       .description = "two micro-batches at a time",
                                        .chunks = ScheduleGenerator::Chunks::one,
                                        .steps = [](PipelineSize s, int64_t) { return in_pairs(s.m); },
                                        .bubble = [](PipelineSize s) { return double(s.p - 1) / double(s.p + 1); },

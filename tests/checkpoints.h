@@ -41,7 +41,7 @@ struct CheckpointedRun {
           checkpoint(c),
           folder(checkpoint, options, ComposedRun::validated(config, o, ranks), flags, ranks),
           run(options, ranks, config),
-          control(folder, options, run.config, flags, run.session.data, run.session.trainer, ranks) {
+          control(folder, run.config, flags, run.session.trainer, ranks) {
         run.session.trainer.controls.push_back(&control);
         if (watching) run.session.trainer.controls.push_back(watching);
         run.session.trainer.run();

@@ -4,7 +4,6 @@
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/complete/data_parallel.h"
 #include "04_tensor_parallel/complete/tensor_parallel.h"
-#include "06_context_parallel/complete/flags.h"
 #include "06_context_parallel/complete/training_report.h"
 #include "tests/attention_error.h"
 #include "tests/documents.h"

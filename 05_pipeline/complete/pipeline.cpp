@@ -83,10 +83,6 @@ void Pipeline::tie_embeddings() {
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
-void Pipeline::release_sent() {
-    std::erase_if(sends_, [](Work& work) { return work.done(); });
-}
-
 // To the stage that needs it: above for activations, below for a gradient.
 void Pipeline::send(const Message& message, const Tensor& x) {
     const int64_t to = schedule_.rank_of(message.stage + (message.forward ? 1 : -1));
@@ -193,7 +189,7 @@ Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
     activation_shape_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
     for (const Step& step : schedule_.ranks[size_t(ranks_.rank())]) {
         ledger().phase(to_string(step));
-        release_sent();
+        std::erase_if(sends_, [](Work& work) { return work.done(); });  // releases the buffers
         step.pass == Pass::forward ? forward(step, batches[size_t(step.micro_batch)]) : backward(step);
     }
     CHECK(in_flight_.empty() && kept_.empty(), "{} micro-batches are still in flight", in_flight_.size());

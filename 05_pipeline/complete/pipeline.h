@@ -73,7 +73,6 @@ class Pipeline : public MicroBatchLoop {
     void send(const Message& message, const Tensor& x);
     Tensor receive(const Message& message);
     void post_next(Channel& channel);
-    void release_sent();  // buffers whose sends have completed
     void forward(const Step& step, const Batch& batch);
     void backward(const Step& step);
     void time(const Step& step, const std::function<void()>& work);

@@ -1,20 +1,35 @@
 #include "05_pipeline/complete/pipeline_options.h"
 
+#include <fmt/ranges.h>
+
 #include <numeric>
 #include <optional>
 
-#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/complete/flags/flags.h"
+#include "01_single_gpu/core/registry.h"
 #include "05_pipeline/complete/schedule_file.h"
 
 namespace train70b {
 
 namespace {
 
+constexpr std::string_view kScheduleFile = "file:";
+
+Check schedule_name() {
+    const Check known = one_of(names_of(schedule_generators()));
+    return {[known](const std::string& text) {
+                if (text.starts_with(kScheduleFile) && text.size() > kScheduleFile.size()) return std::string();
+                const std::string problem = known.problem(text);
+                return problem.empty() ? problem : problem + "|file:SCHEDULE";
+            },
+            known.name + "|file:SCHEDULE"};
+}
+
 Schedule schedule_of_file(const PipelineOptions& o, int64_t stages) {
     const std::string what = "--pipeline " + o.schedule;
     if (o.virtual_stages > 0)
         usage_error("--virtual-stages {}: the chunks of {} are in the file; leave it out", o.virtual_stages, what);
-    Schedule schedule = read_schedule(what, o.schedule.substr(std::string(kScheduleFile).size()));
+    Schedule schedule = read_schedule(what, o.schedule.substr(kScheduleFile.size()));
     if (schedule.stages != stages)
         usage_error("{}: has steps for {} ranks, and --pp is {} (try --pp {})", what, schedule.stages, stages,
                     schedule.stages);
@@ -36,6 +51,18 @@ int64_t chunks_of(const PipelineOptions& o, int64_t stages) {
 
 }  // namespace
 
+void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
+    flags.group("Communication");
+    flags.add("--pp", pp, "pipeline stages [default: all ranks / --dp]", integer_from(1)).default_text("");
+    flags.add("--pipeline", o.schedule, "pipeline schedule, by name or from a file", schedule_name());
+    flags
+        .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved (in a V: 2)",
+             integer_from(1))
+        .default_text("2; 1 for the others");
+    flags.add("--stage-layers", o.stage_layers, "number of layers of each stage [default: equal]", integer_from(0))
+        .default_text("");
+}
+
 bool from_file(const PipelineOptions& o) { return o.schedule.starts_with(kScheduleFile); }
 
 Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& o) {
@@ -50,27 +77,18 @@ Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, co
         usage_error("--pp {}{}: more stages than --layers {}; each stage needs at least one layer", stages,
                     chunks > 1 ? fmt::format("{} = {}", times, count) : "", layers);
     std::vector<int64_t> sizes = o.stage_layers;
-    if (sizes.empty()) {
-        std::string uneven;  // the first stages take the remainder
-        for (int64_t i = 0; i < count; ++i)
-            uneven += fmt::format("{}{}", i ? "," : "", layers / count + (i < layers % count));
-        if (layers % count != 0)
-            usage_error("--layers {} is not divisible by --pp {}{} (try --layers {} or {}, or --stage-layers {})",
-                        layers, stages, times, layers / count * count, (layers / count + 1) * count, uneven);
-        sizes.assign(size_t(count), layers / count);
-    }
-    const auto shown = [&] {
-        std::string text;
-        for (size_t i = 0; i < sizes.size(); ++i) text += fmt::format("{}{}", i ? "," : "", sizes[i]);
-        return text;
-    };
+    for (int64_t i = 0; i < count && o.stage_layers.empty(); ++i)  // the first stages take the remainder
+        sizes.push_back(layers / count + (i < layers % count));
+    const std::string list = fmt::format("{}", fmt::join(sizes, ","));
+    if (o.stage_layers.empty() && layers % count != 0)
+        usage_error("--layers {} is not divisible by --pp {}{} (try --layers {} or {}, or --stage-layers {})", layers,
+                    stages, times, layers / count * count, (layers / count + 1) * count, list);
     if (int64_t(sizes.size()) != count)
-        usage_error("--stage-layers {}: lists {} stages; --pp {}{} makes {}", shown(), sizes.size(), stages, times,
-                    count);
+        usage_error("--stage-layers {}: lists {} stages; --pp {}{} makes {}", list, sizes.size(), stages, times, count);
     const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t(0));
-    if (sum != layers) usage_error("--stage-layers {}: {} layers; the model has {}", shown(), sum, layers);
+    if (sum != layers) usage_error("--stage-layers {}: {} layers; the model has {}", list, sum, layers);
     for (const int64_t size : sizes)
-        if (size < 1) usage_error("--stage-layers {}: each stage needs at least one layer", shown());
+        if (size < 1) usage_error("--stage-layers {}: each stage needs at least one layer", list);
 
     const Placement placement = file ? file->placement : make_placement(o.schedule, stages, chunks);
     const std::vector<int64_t>& stages_here = placement.stage[size_t(rank)];

@@ -6,8 +6,6 @@
 
 namespace train70b {
 
-char letter_of(Pass pass) { return "FBIW"[int(pass)]; }
-
 std::string to_string(const Step& step) {
     return fmt::format("{}{}{}", letter_of(step.pass), step.micro_batch,
                        step.chunk > 0 ? fmt::format(".{}", step.chunk) : "");
@@ -120,27 +118,23 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
     using enum ScheduleGenerator::Chunks;
     static std::vector<ScheduleGenerator> list = {
         {.name = "naive",
-         .description = "one micro-batch at a time",
          .chunks = one,
          .steps = [](Size s, int64_t) { return naive(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, 1); },
          .in_flight = [](Size, int64_t) { return int64_t(1); },
          .on_request = "all ranks but one idle"},
         {.name = "gpipe",
-         .description = "all forward passes, then all backward passes",
          .chunks = one,
          .steps = [](Size s, int64_t) { return gpipe(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, s.m); },
          .in_flight = [](Size s, int64_t) { return s.m; },
          .on_request = "1f1b has its bubble, and holds fewer micro-batches"},
         {.name = "1f1b",
-         .description = "one forward pass, one backward pass in turn",
          .chunks = one,
          .steps = [](Size s, int64_t rank) { return one_forward_one_backward(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(s.p - 1, s.m); },
          .in_flight = [](Size s, int64_t rank) { return std::min(s.m, s.p - rank); }},
         {.name = "interleaved",
-         .description = "1f1b over several model chunks per rank",
          .chunks = loop,
          .steps = [](Size s, int64_t rank) { return interleaved(s.p, s.m, s.v, rank); },
          .bubble = [](Size s) { return share(s.p - 1, s.v * s.m); },
@@ -148,13 +142,11 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
                          int64_t rank) { return std::min(s.m * s.v, 2 * (s.p - 1 - rank) + (s.v - 1) * s.p + 1); },
          .multiple = [](int64_t p) { return p; }},  // of groups of p micro-batches
         {.name = "zero-bubble",
-         .description = "1f1b with delayed weight gradients (ZB-H1)",
          .chunks = one,
          .steps = [](Size s, int64_t rank) { return zero_bubble(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(std::max(s.p - 1, 2 * s.p - 1 - s.m), 3 * s.m); },
          .in_flight = [](Size s, int64_t) { return std::min(s.m, s.p); }},
         {.name = "zb-v",
-         .description = "two chunks per rank in a V, no rank idles between its own first and last step (ZB-V)",
          .chunks = v,
          .steps = [](Size s, int64_t rank) { return zb_v(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(std::max(zb_v_wait(s), s.p - 1), 6 * s.m); },
@@ -164,7 +156,6 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
                  return std::min({2 * s.p, 2 * s.m, s.m + 1 + rank});
              }},
         {.name = "dualpipe-v",
-         .description = "two chunks per rank in a V, F of one beside B of the other (DualPipe-V)",
          .chunks = v,
          .steps = [](Size s, int64_t rank) { return dualpipe_v(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(s.p - 1, 6 * s.m); },
@@ -190,7 +181,6 @@ const ScheduleGenerator& find_schedule(const std::string& name) {
 
 Placement make_placement(const std::string& name, int64_t p, int64_t v) {
     const ScheduleGenerator& generator = find_schedule(name);
-    if (v == 0) v = generator.default_chunks();
     CHECK(v == generator.default_chunks() || generator.chunks == ScheduleGenerator::Chunks::loop, "{} with {} chunks",
           name, v);
     return generator.chunks == ScheduleGenerator::Chunks::v ? v_placement(p) : loop_placement(p, v);

@@ -33,7 +33,7 @@
 namespace train70b {
 
 enum class Pass { forward, backward, backward_input, backward_weight };
-char letter_of(Pass pass);  // F B I W
+inline char letter_of(Pass pass) { return "FBIW"[int(pass)]; }
 
 struct Step {
     Pass pass;
@@ -59,7 +59,7 @@ Placement v_placement(int64_t p);
 // One value of --pipeline. To add a schedule, write the function that makes a rank's steps and add it to the list in
 // schedule.cpp: the flag, the checks, the tests and the tables iterate over that list.
 struct ScheduleGenerator {
-    std::string name, description;
+    std::string name;
     enum class Chunks { one, loop, v } chunks;  // per rank: one; as many as --virtual-stages says; two in a V
     std::vector<Step> (*steps)(PipelineSize size, int64_t rank);
     // Idle share of the step, for equal stages, B = 2F = 2I = 2W and no latency: by the clock, and of the rank with the
@@ -93,7 +93,7 @@ struct Schedule {
 // chunks: 0 for the schedule's own number, 2 where --virtual-stages can choose it. Usage error for an unknown name, and
 // for a number of micro-batches that the schedule does not work with.
 Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 0);
-Placement make_placement(const std::string& name, int64_t stages, int64_t chunks = 0);  // of that schedule
+Placement make_placement(const std::string& name, int64_t stages, int64_t chunks);  // of that schedule
 
 // ---- checks (schedule_validation.cpp); each returns what is wrong, or an empty string ------------------------------
 // Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each

@@ -25,8 +25,6 @@ Costs SandboxCosts::of(const Schedule& schedule) const {
     return {[=](int64_t rank, const Step& step) { return factor[size_t(rank)] * equal.step(rank, step); }, equal.hop};
 }
 
-bool SandboxCosts::plain() const { return forward == input && input == weight && hop == 0 && slow.empty(); }
-
 std::string SandboxCosts::text() const {
     std::string text = fmt::format("F {:g}, I {:g}, W {:g}, hop {:g}", forward, input, weight, hop);
     for (const auto& [rank, times] : slow) text += fmt::format(", rank {} x {:g}", rank, times);
@@ -96,6 +94,9 @@ Table comparison_table(const Schedule* given, int64_t p, int64_t m, const Sandbo
                     costs.text()),
         {"", "time", "idle", "formula", "own span", "formula", "most in flight: chunks", "= micro-batches",
          Column("blocking sends would").left()});
+    // Costs of the formulas.
+    const bool plain =
+        costs.forward == costs.input && costs.input == costs.weight && costs.hop == 0 && costs.slow.empty();
     const auto row = [&](const Schedule& s, bool formulas) {
         const Timeline timeline = simulate(s, costs.of(s));
         int64_t held = 0;
@@ -111,7 +112,7 @@ Table comparison_table(const Schedule* given, int64_t p, int64_t m, const Sandbo
         if (const std::string problem = generator.problem(p, m, "--stages"); !problem.empty())
             table.note(fmt::format("{}: {}", generator.name, problem));
         else
-            row(make_schedule(generator.name, p, m), costs.plain());
+            row(make_schedule(generator.name, p, m), plain);
     }
     return table;
 }

@@ -11,7 +11,6 @@ struct SandboxCosts {
     std::vector<std::pair<int64_t, double>> slow;        // rank, how many times as long its steps take
 
     Costs of(const Schedule& schedule) const;
-    bool plain() const;        // those of the formulas: F = I = W, no hop, no slow rank
     std::string text() const;  // "F 1, I 1, W 1, hop 0.5, rank 2 x 1.5"
 };
 

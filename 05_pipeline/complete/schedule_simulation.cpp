@@ -1,6 +1,7 @@
 #include "05_pipeline/complete/schedule_simulation.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <limits>
@@ -16,16 +17,8 @@ namespace train70b {
 
 Costs equal_costs(const Schedule& s, double forward, double input, double weight, double hop) {
     const double share = 1.0 / double(s.chunks);
-    return {[=](int64_t, const Step& step) {
-                switch (step.pass) {
-                    case Pass::forward: return forward * share;
-                    case Pass::backward: return (input + weight) * share;
-                    case Pass::backward_input: return input * share;
-                    case Pass::backward_weight: return weight * share;
-                }
-                return 0.0;
-            },
-            hop};
+    const std::array of_pass = {forward * share, (input + weight) * share, input * share, weight * share};
+    return {[=](int64_t, const Step& step) { return of_pass[size_t(step.pass)]; }, hop};
 }
 
 double Timeline::begin() const {
@@ -157,22 +150,18 @@ Schedule consecutive(const Schedule& s, int64_t steps) {
 std::string ascii_gantt(const Timeline& timeline, int64_t width) {
     std::string text;
     const double begin = timeline.begin(), total = timeline.total(), scale = double(width) / total;
-    struct Place {
-        int64_t from, to;
-        std::string name;
-    };
     const auto place = [&](const Timeline::Span& span) {
         const int64_t from = std::clamp<int64_t>(std::llround((span.begin - begin) * scale), 0, width - 1);
         const int64_t to = std::clamp<int64_t>(std::llround((span.end - begin) * scale), from + 1, width);
         const char letter = letter_of(span.step.pass);
-        return Place{
+        return std::tuple(
             from, to,
-            fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch)};
+            fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch));
     };
     std::set<Pass> short_of_room;  // a pass of which some step has no room for its number is drawn without numbers
     for (const auto& spans : timeline.ranks)
         for (const Timeline::Span& span : spans)
-            if (const Place at = place(span); at.to - at.from < int64_t(at.name.size()))
+            if (const auto [from, to, name] = place(span); to - from < int64_t(name.size()))
                 short_of_room.insert(span.step.pass);
     for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
         std::string line(size_t(width), '.');

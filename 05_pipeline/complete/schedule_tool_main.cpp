@@ -11,6 +11,7 @@
 #include "01_single_gpu/complete/flags/flags.h"
 #include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/number.h"
 #include "01_single_gpu/core/registry.h"
 #include "05_pipeline/complete/plot_script.h"
 #include "05_pipeline/complete/schedule_file.h"
@@ -21,37 +22,6 @@ using namespace train70b;
 namespace {
 
 constexpr int64_t kMostRanks = 512;  // zb-v's lists take time in p^3
-
-// Of a text that real_number() has accepted; std::stod throws for 1e-320.
-double number_of(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
-
-const Check kCosts = {[](const std::string& text) {
-                          const std::vector<std::string> parts = items_of(text);
-                          double sum = 0;
-                          for (const std::string& part : parts) {
-                              if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
-                                  return problem + " (F,I,W: 1,1,1)";
-                              sum += number_of(part);
-                          }
-                          if (parts.size() != 3 || !(sum > 0))
-                              return fmt::format("{} must be three numbers F,I,W that are not all 0", text);
-                          return std::string();
-                      },
-                      "F,I,W"};
-
-const Check kSlow = {[](const std::string& text) {
-                         std::set<std::string> ranks;
-                         for (const std::string& item : items_of(text)) {
-                             const std::vector<std::string> parts = items_of(item, '=');
-                             if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
-                                 !real_number(0, 1e6, false).problem(parts[1]).empty())
-                                 return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
-                             if (!ranks.insert(parts[0]).second)
-                                 return fmt::format("{} has rank {} twice (must be once)", text, parts[0]);
-                         }
-                         return std::string();
-                     },
-                     "RANK=TIMES"};
 
 class Sandbox {
   public:
@@ -72,25 +42,13 @@ class Sandbox {
             .default_text("2");
         flags_.group("Simulation");
         flags_
-            .add_word(
-                "--costs",
-                [this](const std::string& text) {
-                    const std::vector<std::string> parts = items_of(text);
-                    costs_.forward = number_of(parts[0]);
-                    costs_.input = number_of(parts[1]);
-                    costs_.weight = number_of(parts[2]);
-                },
-                "time of F, I and W of a micro-batch on one rank; B = I + W", kCosts)
+            .add_word("--costs", [this](const std::string& text) { read_costs(text); },
+                      "time of F, I and W of a micro-batch on one rank; B = I + W", {{}, "F,I,W"})
             .default_text("1,1,1");
         flags_.add("--hop", costs_.hop, "time of a message between ranks", real_number(0, 1e6));
         flags_
-            .add_word(
-                "--slow-rank",
-                [this](const std::string& text) {
-                    for (const std::string& item : items_of(text))
-                        costs_.slow.emplace_back(std::stoll(items_of(item, '=')[0]), number_of(items_of(item, '=')[1]));
-                },
-                "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
+            .add_word("--slow-rank", [this](const std::string& text) { read_slow_ranks(text); },
+                      "a rank whose steps take TIMES as long; several: 1=1.5,3=2", {{}, "RANK=TIMES"})
             .default_text("");
         flags_.add("--steps", steps_, "training steps, one after another", integer_from(1, 1000));
         flags_.group("Output");
@@ -123,13 +81,35 @@ class Sandbox {
     }
     std::vector<OptionalOutput*> outputs() { return {&write_, &draw_, &csv_, &spans_}; }
 
+    void read_costs(const std::string& text) {
+        std::vector<double> times;
+        for (const std::string& part : items_of(text)) {
+            if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
+                usage_error("--costs: {} (F,I,W: 1,1,1)", problem);
+            times.push_back(*parse_number(part));
+        }
+        if (times.size() != 3 || std::ranges::max(times) == 0)
+            usage_error("--costs: {} must be three numbers F,I,W that are not all 0", text);
+        costs_.forward = times[0], costs_.input = times[1], costs_.weight = times[2];
+    }
+
+    void read_slow_ranks(const std::string& text) {
+        std::set<std::string> ranks;
+        for (const std::string& item : items_of(text)) {
+            const std::vector<std::string> parts = items_of(item, '=');
+            if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
+                !real_number(0, 1e6, false).problem(parts[1]).empty())
+                usage_error("--slow-rank: {} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
+            if (!ranks.insert(parts[0]).second)
+                usage_error("--slow-rank: {} has rank {} twice (must be once)", text, parts[0]);
+            costs_.slow.emplace_back(std::stoll(parts[0]), *parse_number(parts[1]));
+        }
+    }
+
     void check_flags() {
-        for (const auto& [flag, path] : {std::pair("--file", &file_),
-                                         {"--write", &write_.path},
-                                         {"--draw", &draw_.path},
-                                         {"--csv", &csv_.path},
-                                         {"--spans-csv", &spans_.path}})
-            if (flags_.given(flag) && path->empty()) usage_error("{}: must name a file", flag);
+        if (flags_.given("--file") && file_.empty()) usage_error("--file: must name a file");
+        for (const OptionalOutput* file : outputs())
+            if (flags_.given(file->flag) && !file->given()) usage_error("{}: must name a file", file->flag);
         if (flags_.given("--file") && flags_.given("--name"))
             usage_error("--file {} and --name {}: are two schedules (leave out one of them)", file_, name_);
         std::vector<PathUse> paths;
@@ -169,11 +149,12 @@ class Sandbox {
             same("--micro-batches", micro_batches_, schedule.micro_batches);
             return schedule;
         }
-        const int64_t kMost = name_.empty() ? 200'000 : 1'000'000;  // passes forward: some seconds
-        if (stages_ * std::max<int64_t>(virtual_stages_, 1) > kMost / micro_batches_)
-            usage_error("--micro-batches {}: more than {} passes through --stages {}{} (try {})", micro_batches_, kMost,
+        const int64_t most = name_.empty() ? 200'000 : 1'000'000;  // passes forward: some seconds
+        const int64_t passes = stages_ * std::max<int64_t>(virtual_stages_, 1);
+        if (passes > most / micro_batches_)
+            usage_error("--micro-batches {}: more than {} passes through --stages {}{} (try {})", micro_batches_, most,
                         stages_, virtual_stages_ > 1 ? fmt::format(" x --virtual-stages {}", virtual_stages_) : "",
-                        std::max<int64_t>(1, kMost / (stages_ * std::max<int64_t>(virtual_stages_, 1))));
+                        std::max<int64_t>(1, most / passes));
         if (name_.empty()) {
             if (flags_.given("--virtual-stages")) usage_error("--virtual-stages: needs --name interleaved");
             if (flags_.given("--steps")) usage_error("--steps: needs a schedule (--file or --name)");

@@ -24,18 +24,18 @@ class List {
         waiting_.pop_front();
     }
     void W(int64_t chunk) {  // of the oldest I of this chunk
-        const auto oldest =
-            std::find_if(waiting_.begin(), waiting_.end(), [=](const Step& w) { return w.chunk == chunk; });
-        add(*oldest);
-        waiting_.erase(oldest);
+        const auto found = oldest(chunk);
+        add(*found);
+        waiting_.erase(found);
     }
-    bool waits(int64_t chunk) const {
-        return std::any_of(waiting_.begin(), waiting_.end(), [=](const Step& w) { return w.chunk == chunk; });
-    }
+    bool waits(int64_t chunk) const { return oldest(chunk) != waiting_.end(); }
     int64_t forwards(int64_t chunk) const { return forwards_[chunk]; }
     std::vector<Step> steps() const { return steps_; }
 
   private:
+    std::deque<Step>::const_iterator oldest(int64_t chunk) const {
+        return std::ranges::find(waiting_, chunk, &Step::chunk);
+    }
     void add(Pass pass, int64_t chunk, int64_t micro_batch) { add({pass, micro_batch, chunk}); }
     void add(const Step& step) {
         if (step.micro_batch < m_) steps_.push_back(step);  // the others only keep their place

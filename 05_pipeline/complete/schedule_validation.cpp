@@ -52,18 +52,16 @@ struct Action {
     int64_t stage = 0;  // stage index of the message's producer
 };
 
-bool is_backward(Pass pass) { return pass == backward || pass == backward_input; }
-
 std::vector<Action> actions(const Schedule& s, int64_t rank) {
     std::vector<Action> list;
     for (const Step& step : s.ranks[size_t(rank)]) {
-        const int64_t stage = s.stage_index(rank, step.chunk), below = stage - 1, above = stage + 1;
-        const bool has_below = stage > 0, has_above = above < s.stage_count();
-        if (step.pass == forward && has_below) list.push_back({Action::Kind::receive, step, s.rank_of(below), below});
-        if (is_backward(step.pass) && has_above) list.push_back({Action::Kind::receive, step, s.rank_of(above), above});
+        const int64_t stage = s.stage_index(rank, step.chunk), next = step.pass == forward ? 1 : -1;
+        // W neither receives nor sends.
+        const int64_t from = stage - next, to = stage + next,
+                      count = step.pass == backward_weight ? 0 : s.stage_count();
+        if (from >= 0 && from < count) list.push_back({Action::Kind::receive, step, s.rank_of(from), from});
         list.push_back({Action::Kind::compute, step, -1, stage});
-        if (step.pass == forward && has_above) list.push_back({Action::Kind::send, step, s.rank_of(above), stage});
-        if (is_backward(step.pass) && has_below) list.push_back({Action::Kind::send, step, s.rank_of(below), stage});
+        if (to >= 0 && to < count) list.push_back({Action::Kind::send, step, s.rank_of(to), stage});
     }
     return list;
 }
@@ -71,11 +69,6 @@ std::vector<Action> actions(const Schedule& s, int64_t rank) {
 // Forward or backward, micro-batch, stage index of the producer.
 using Message = std::tuple<bool, int64_t, int64_t>;
 Message message_of(const Action& a) { return {a.step.pass == forward, a.step.micro_batch, a.stage}; }
-
-std::string describe_message(const Message& message) {
-    const auto& [activations, micro_batch, stage] = message;
-    return fmt::format("{} of micro-batch {}", activations ? "activations" : "the gradient", micro_batch);
-}
 
 }  // namespace
 
@@ -125,10 +118,11 @@ std::string deadlock(const Schedule& s, Sends sends) {
     for (const int64_t node : path) {
         const Action& action = *current(node);
         const bool sending = action.kind == Action::Kind::send;
-        text +=
-            fmt::format("{}rank {} at {} {} {} {} {}", text.empty() ? "" : "; ", node, to_string(action.step),
-                        sending ? "sends" : "waits for", describe_message(message_of(action)), sending ? "to" : "from",
-                        action.peer == node ? "a later step of its own" : fmt::format("rank {}", action.peer));
+        text += fmt::format("{}rank {} at {} {} {} of micro-batch {} {} {}", text.empty() ? "" : "; ", node,
+                            to_string(action.step), sending ? "sends" : "waits for",
+                            action.step.pass == forward ? "activations" : "the gradient", action.step.micro_batch,
+                            sending ? "to" : "from",
+                            action.peer == node ? "a later step of its own" : fmt::format("rank {}", action.peer));
     }
     return text + (current(rank) ? "" : fmt::format("; rank {} has ended", rank));
 }

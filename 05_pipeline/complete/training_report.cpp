@@ -5,8 +5,8 @@
 #include <map>
 #include <tuple>
 
+#include "01_single_gpu/complete/run/bench.h"
 #include "02_data_parallel/runtime/median.h"
-#include "05_pipeline/complete/flags.h"
 #include "05_pipeline/complete/plot_script.h"
 
 namespace train70b {
@@ -17,16 +17,11 @@ namespace {
 // ranks.
 double hop_seconds(const Comm& ranks, Tensor x) {
     const Comm up = ranks.p2p_channel(0, 1), down = ranks.p2p_channel(1, 0);
-    std::vector<double> times;
-    for (int i = 0; i < 15 && ranks.rank() < 2; ++i) {
-        synchronize(x.device());
-        const double begin = now_seconds();
+    const auto round_trip = [&] {
         ranks.rank() == 0 ? up.send(x, 1).wait() : up.recv(x, 0).wait();
         ranks.rank() == 0 ? down.recv(x, 1).wait() : down.send(x, 0).wait();
-        synchronize(x.device());
-        times.push_back((now_seconds() - begin) / 2);
-    }
-    return ranks.gather({median(times)})[0];
+    };
+    return ranks.gather({ranks.rank() < 2 ? median_seconds(x.device(), 15, round_trip) / 2 : 0})[0];
 }
 
 // Of each rank, chunk and pass: the median of what was measured.
@@ -70,18 +65,9 @@ void PipelineWatch::finish() {
     simulated = simulate(schedule, measured_costs(measured, hop_seconds(stages_, message)));
 }
 
-Schedule schedule_of(const Program& p, int64_t pp, const PipelineOptions& options) {
-    return pipeline_schedule(options, pp, p.options.accumulation(p.dp));
-}
-
-Stage stage_of(const Program& p, int64_t pp, const PipelineOptions& options) {
-    return pipeline_stage(p.options.model, pp, p.world.rank() / p.dp, options);
-}
-
-void say_layout(const Program& p, int64_t pp, const PipelineOptions& options) {
-    const Schedule schedule = schedule_of(p, pp, options);
-    say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", pp, p.dp, p.world.backend(),
-        schedule.name, schedule.micro_batches,
+void say_layout(const Program& p, const Schedule& schedule) {
+    say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", schedule.stages, p.dp,
+        p.world.backend(), schedule.name, schedule.micro_batches,
         schedule.chunks > 1 ? fmt::format(", {} virtual stages per rank", schedule.chunks) : "");
 }
 
@@ -92,8 +78,8 @@ PipelineReport::PipelineReport(CommandLine& flags) {
 }
 
 void PipelineReport::open(const Program& p, int64_t pp, const PipelineOptions& options) {
-    stage_of(p, pp, options);
-    schedule_of(p, pp, options);
+    pipeline_stage(p.options.model, pp, p.world.rank() / p.dp, options);
+    pipeline_schedule(options, pp, p.options.accumulation(p.dp));
     if (!draw_.given() && !trace_.given()) return;
     if (!p.tables) usage_error("--draw, --pipeline-trace: belong to the tables; leave out --tables off");
     if (p.options.steps == 0) usage_error("--draw, --pipeline-trace: show a step; --steps 1 or more would be one");
@@ -127,13 +113,6 @@ Table measured_table(const PipelineWatch& run) {
     return table;
 }
 
-std::string gantt_text(const PipelineWatch& run) {
-    constexpr int64_t kWidth = 110;
-    return fmt::format("{}, simulated from measured times ({:.1f} ms)\n{}measured ({:.1f} ms)\n{}", run.schedule.name,
-                       1e3 * run.simulated.total(), ascii_gantt(run.simulated, kWidth), 1e3 * run.measured.total(),
-                       ascii_gantt(run.measured, kWidth));
-}
-
 // For plot_timelines.py and for Perfetto: with equal stages, from measured times, and as measured.
 std::vector<std::pair<std::string, Timeline>> timelines(const PipelineWatch& run) {
     const Schedule& s = run.schedule;
@@ -148,7 +127,10 @@ std::vector<std::pair<std::string, Timeline>> timelines(const PipelineWatch& run
 void PipelineReport::print(const Program& p) {
     if (!watch_ || !p.prints_tables()) return;
     say(measured_table(*watch_));
-    say("\n{}", gantt_text(*watch_));
+    constexpr int64_t kWidth = 110;
+    const Timeline &simulated = watch_->simulated, &measured = watch_->measured;
+    say("\n{}, simulated from measured times ({:.1f} ms)\n{}measured ({:.1f} ms)\n{}", watch_->schedule.name,
+        1e3 * simulated.total(), ascii_gantt(simulated, kWidth), 1e3 * measured.total(), ascii_gantt(measured, kWidth));
     trace_.write(chrome_trace(timelines(*watch_)));
     if (!draw_.given()) return;
     write_files(p.world, [&] {

@@ -25,10 +25,7 @@ class PipelineWatch : public RunControl {
     bool measures_ = false;  // this step
 };
 
-// Of this run: its schedule, and the layers of this rank.
-Schedule schedule_of(const Program& program, int64_t pp, const PipelineOptions& options);
-Stage stage_of(const Program& program, int64_t pp, const PipelineOptions& options);
-void say_layout(const Program& program, int64_t pp, const PipelineOptions& options);
+void say_layout(const Program& program, const Schedule& schedule);
 
 class PipelineReport {
   public:

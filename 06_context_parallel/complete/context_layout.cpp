@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "01_single_gpu/complete/data/data.h"
+#include "01_single_gpu/complete/flags/flags.h"
 #include "01_single_gpu/core/registry.h"
 
 namespace train70b {
@@ -18,6 +19,15 @@ const std::vector<ContextAlgorithm>& context_algorithms() {
         {"hybrid", "ulysses inside groups of ranks, the zigzag ring across them", 2, false, true, hybrid},
         {"gather", "all-gather of keys and values, zigzag chunks", 2, true, false, one}};
     return list;
+}
+
+void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& o) {
+    flags.group("Communication");
+    flags.add("--cp", cp, "context-parallel ranks [default: all ranks / --dp]", integer_from(1)).default_text("");
+    flags.add("--cp-algorithm", o.algorithm, "attention algorithm over the context-parallel ranks",
+              one_of(names_of(context_algorithms())));
+    flags.add("--ulysses-size", o.ulysses_size, "ranks that divide heads, with --cp-algorithm hybrid", integer_from(1))
+        .default_text("2");
 }
 
 namespace {

@@ -1,11 +1,12 @@
 #pragma once
-// Which rank of a context-parallel group holds which tokens, and the algorithms of attention over the group.
+// The flags of context parallelism, the algorithms of attention over its ranks, and which of them holds which tokens.
 #include <functional>
 
 #include "01_single_gpu/complete/config.h"
 
 namespace train70b {
 
+class Flags;
 struct TokenRange;  // 01_single_gpu/complete/data/batches.h
 struct RankTokens;
 
@@ -13,8 +14,9 @@ struct ContextParallelOptions {
     std::string algorithm = "zigzag";  // one of context_algorithms()
     int64_t ulysses_size = 0;          // of hybrid; 0: 2
 };
+void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& options);
 
-// One value of --cp-algorithm. To add one, add it to the list in context_parallel.cpp: the flag, the checks, the tests
+// One value of --cp-algorithm. To add one, add it to the list in context_layout.cpp: the flag, the checks, the tests
 // and the tables iterate over that list.
 struct ContextAlgorithm {
     std::string name, description;

@@ -1,47 +1,33 @@
 #include "06_context_parallel/complete/gather_attention.h"
 
-#include <algorithm>
-
 namespace train70b {
 
 namespace {
 
-// The index in the sequence of a rank's local chunk.
-int64_t chunk_index(const RingShape& s, int64_t ranks, int64_t rank, int64_t chunk) {
-    return ContextLayout{.ranks = ranks, .chunks = s.chunks}.chunk_index(rank, chunk);
-}
-
 // Tokens from the beginning of the sequence to the end of a rank's last chunk: those visible to its queries.
 int64_t visible_tokens(const RingShape& s, int64_t ranks, int64_t rank) {
-    int64_t last = 0;
-    for (int64_t chunk = 0; chunk < s.chunks; ++chunk) last = std::max(last, chunk_index(s, ranks, rank, chunk));
-    return (last + 1) * s.chunk_len;
+    return (s.layout(ranks).chunk_index(rank, s.chunks - 1) + 1) * s.chunk_len;
 }
 
 // The rows of one chunk of one sequence in the keys and values of all ranks, or in their gradients: (N * 2 R_l, K*D),
 // ordered by rank, then keys before values, then by chunk, then by sequence.
-enum class Half { keys, values };
-Tensor chunk_rows(const Tensor& all, const RingShape& s, Half half, int64_t rank, int64_t chunk, int64_t sequence) {
-    const int64_t index = 2 * rank + (half == Half::values);
-    const int64_t first = ((index * s.chunks + chunk) * s.batch + sequence) * s.chunk_len;
-    return all.row_slice(first, first + s.chunk_len);
+struct Keys {
+    Tensor k, v;
+};
+Keys chunk_rows(const Tensor& all, const RingShape& s, int64_t rank, int64_t chunk, int64_t sequence) {
+    const int64_t first = ((2 * rank * s.chunks + chunk) * s.batch + sequence) * s.chunk_len;
+    const int64_t second = first + s.chunks * s.batch * s.chunk_len;
+    return {all.row_slice(first, first + s.chunk_len), all.row_slice(second, second + s.chunk_len)};
 }
 
 Tensor gathered(const Comm& ranks, const Tensor& k, const Tensor& v) {
-    const int64_t rows = k.rows();
-    Tensor own({2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
-    Tensor keys = own.row_slice(0, rows), values = own.row_slice(rows, 2 * rows);
-    copy(keys, k);
-    copy(values, v);
-    Tensor all({ranks.size() * 2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
+    const Tensor own = pack(k, v);
+    Tensor all({ranks.size() * own.rows(), k.cols()}, k.dtype(), k.device(), Memory::comm);
     ranks.all_gather(all, own).wait();
     return all;
 }
 
 // Keys and values of one sequence in order, up to those visible to this rank's last query: (tokens, K*D).
-struct Keys {
-    Tensor k, v;
-};
 Keys in_order(const Comm& ranks, const RingShape& s, const Tensor& all, int64_t sequence) {
     const int64_t seen = visible_tokens(s, ranks.size(), ranks.rank());
     const Shape shape = {seen, all.cols()};
@@ -49,11 +35,12 @@ Keys in_order(const Comm& ranks, const RingShape& s, const Tensor& all, int64_t 
               Tensor(shape, all.dtype(), all.device(), Memory::workspace)};
     for (int64_t rank = 0; rank < ranks.size(); ++rank)
         for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
-            const int64_t begin = chunk_index(s, ranks.size(), rank, chunk) * s.chunk_len;
+            const int64_t begin = s.layout(ranks.size()).chunk_index(rank, chunk) * s.chunk_len;
             if (begin >= seen) continue;
             Tensor k = keys.k.row_slice(begin, begin + s.chunk_len), v = keys.v.row_slice(begin, begin + s.chunk_len);
-            copy(k, chunk_rows(all, s, Half::keys, rank, chunk, sequence));
-            copy(v, chunk_rows(all, s, Half::values, rank, chunk, sequence));
+            const Keys from = chunk_rows(all, s, rank, chunk, sequence);
+            copy(k, from.k);
+            copy(v, from.v);
         }
     return keys;
 }
@@ -66,7 +53,7 @@ struct Queries {
 
     Queries(const Comm& ranks, const RingShape& s, const DocumentStarts& all, int64_t chunk, int64_t sequence)
         : begin((chunk * s.batch + sequence) * s.chunk_len),
-          seen((chunk_index(s, ranks.size(), ranks.rank(), chunk) + 1) * s.chunk_len),
+          seen((s.layout(ranks.size()).chunk_index(ranks.rank(), chunk) + 1) * s.chunk_len),
           shape{.batch = 1,
                 .query_len = s.chunk_len,
                 .key_len = seen,
@@ -118,12 +105,11 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
             copy(dq_rows, dq);
             for (int64_t rank = 0; rank < ranks.size(); ++rank)
                 for (int64_t key_chunk = 0; key_chunk < s.chunks; ++key_chunk) {
-                    const int64_t begin = chunk_index(s, ranks.size(), rank, key_chunk) * s.chunk_len;
+                    const int64_t begin = s.layout(ranks.size()).chunk_index(rank, key_chunk) * s.chunk_len;
                     if (begin >= queries.seen) continue;
-                    Tensor k_sum = chunk_rows(dkv, s, Half::keys, rank, key_chunk, sequence);
-                    Tensor v_sum = chunk_rows(dkv, s, Half::values, rank, key_chunk, sequence);
-                    add(k_sum, k_sum, dk.row_slice(begin, begin + s.chunk_len));
-                    add(v_sum, v_sum, dv.row_slice(begin, begin + s.chunk_len));
+                    Keys sum = chunk_rows(dkv, s, rank, key_chunk, sequence);
+                    add(sum.k, sum.k, dk.row_slice(begin, begin + s.chunk_len));
+                    add(sum.v, sum.v, dv.row_slice(begin, begin + s.chunk_len));
                 }
         }
     }

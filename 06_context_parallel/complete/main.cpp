@@ -5,7 +5,6 @@
 // Watch: the loss is chapter 01's, whatever the algorithm; activations shrink to 1/N; in the plain ring the first
 //        rank waits for the last one, with zigzag all do the same work.
 #include "02_data_parallel/complete/data_parallel.h"
-#include "06_context_parallel/complete/flags.h"
 #include "06_context_parallel/complete/training_report.h"
 
 using namespace train70b;

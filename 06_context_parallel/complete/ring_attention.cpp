@@ -35,9 +35,6 @@ std::function<RankTokens(int64_t seq_len)> ContextLayout::of_rank(int64_t rank) 
 
 // ---- the ring -------------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Keys and values of one rank in one buffer, which is one message: (2 R_l, K*D).
 Tensor pack(const Tensor& k, const Tensor& v) {
     Tensor kv({2 * k.rows(), k.cols()}, k.dtype(), k.device(), Memory::comm);
     Tensor first = kv.row_slice(0, k.rows()), second = kv.row_slice(k.rows(), 2 * k.rows());
@@ -45,6 +42,8 @@ Tensor pack(const Tensor& k, const Tensor& v) {
     copy(second, v);
     return kv;
 }
+
+namespace {
 
 // An accumulator for sums of tensors like this one: stats_dtype (fp32).
 Tensor zeros_for(const Tensor& like, const Shape& shape, Memory kind) {
@@ -70,11 +69,11 @@ struct ChunkPair {
     AttentionShape shape;      // causal: on the diagonal
     DocumentStarts documents;  // of the queries
 };
-// The pairs of chunks that neither causal attention nor documents mask entirely.
+// The pairs of chunks that neither causal attention nor documents mask entirely. step: of the ring.
 std::vector<ChunkPair> visible_chunks(const Comm& ranks, const RingShape& s, const DocumentStarts& documents,
-                                      int64_t source) {
-    const ContextLayout ring{.ranks = ranks.size(), .ulysses = 1, .chunks = s.chunks};
-    const int64_t rows = s.batch * s.chunk_len;
+                                      int step) {
+    const ContextLayout ring = s.layout(ranks.size());
+    const int64_t rows = s.batch * s.chunk_len, source = (ranks.rank() - step + ranks.size()) % ranks.size();
     std::vector<ChunkPair> list;
     for (int64_t query = 0; query < s.chunks; ++query)
         for (int64_t key = 0; key < s.chunks; ++key) {
@@ -92,12 +91,6 @@ Tensor chunk_of(const Tensor& x, const RingShape& s, int64_t chunk) {
     return x.row_slice(chunk * rows, (chunk + 1) * rows);
 }
 
-int source_of(const Comm& ranks, int step) { return (ranks.rank() - step + ranks.size()) % ranks.size(); }
-
-std::vector<int> steps_of(const Comm& ranks, const RingShape& s) {
-    return ring_steps({.ranks = ranks.size(), .chunks = s.chunks}, s.chunk_len, s.window);
-}
-
 }  // namespace
 
 OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents, const Tensor& q,
@@ -113,7 +106,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentS
     Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
     fill(result.lse, -INFINITY);
     // tag::ring[]
-    const std::vector<int> steps = steps_of(ranks, shape);
+    const std::vector<int> steps = ring_steps(shape.layout(N), shape.chunk_len, shape.window);
     Tensor kv = pack(k, v), next_kv;
     for (size_t i = 0; i < steps.size(); ++i) {
         Work arriving;
@@ -122,7 +115,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentS
             arriving = ranks.ring_shift(kv, next_kv, steps[i + 1] - steps[i]);
         }
         const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, steps[i]))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, steps[i])) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
             Tensor lse({queries.rows(), shape.heads}, stats, q.device(), Memory::workspace);
@@ -150,7 +143,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         return grads;
     }
     Tensor dq = zeros_for(q, q.shape(), Memory::workspace);
-    const std::vector<int> steps = steps_of(ranks, shape);
+    const std::vector<int> steps = ring_steps(shape.layout(N), shape.chunk_len, shape.window);
     Tensor kv = pack(k, v), next_kv, sum_dkv, next_dkv;
     Work dkv_arriving;
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -164,7 +157,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         // This rank's contribution to the gradient of the block that it has now.
         Tensor dkv = zeros_for(q, kv.shape(), Memory::comm);
         const Tensor dkeys = dkv.row_slice(0, rows), dvalues = dkv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, steps[i]))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, steps[i])) {
             const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
             const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
             const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
@@ -260,10 +253,10 @@ Var to_heads(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shap
 
 Var to_sequence(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shape) {
     const int64_t heads = x.data.cols() / shape.head_dim * ranks.size();
-    const auto run = [ranks, shape, heads, x = Saved(x)] { return gather_heads(ranks, shape, x.get(), heads); };
     Var y{.data = gather_heads(ranks, shape, x.data, heads)};
+    // Attention keeps its output by heads; o_proj needs it by tokens, and it is exchanged again.
     y.recomputed =
-        Lazy<Tensor>(run);  // attention keeps its output by heads; o_proj needs it by tokens, and it is exchanged again
+        Lazy<Tensor>([ranks, shape, heads, x = Saved(x)] { return gather_heads(ranks, shape, x.get(), heads); });
     tape.record([ranks, shape, dx = x.grad, dy = y.grad] { accumulate(*dx, scatter_heads(ranks, shape, *dy)); });
     return y;
 }

@@ -1,17 +1,9 @@
 #pragma once
 // Context parallelism: each of N ranks holds 1/N of every sequence's tokens, and they communicate in attention only.
 //
-// Ring attention (Liu et al. 2023). Keys and values are passed around a ring; each rank attends to the block it has
-// while it receives the next one, and merges the results. For two sets of keys with outputs o1, o2 and log-sum-exps l1,
-// l2:
-//     l = log(e^l1 + e^l2)        o = o1 e^(l1 - l) + o2 e^(l2 - l)
-// Backward, with the final l and o, each block contributes what it would on one device; dK and dV are passed around
-// with their block.
-//
-// Which tokens a rank holds (G groups in the ring): with one chunk per group, group g holds chunk g of G, and causal
-// attention leaves the first group almost no work. With two (zigzag), group g holds chunks g and 2G-1-g of 2G, and all
-// groups have the same amount of work. Rows are ordered by chunk, then by sequence, so that one chunk of all sequences
-// is a slice of rows.
+// Ring attention (Liu et al. 2023), its formulas and the zigzag: minimal.h. Here the ring is of G groups of ranks, and
+// dK and dV, too, travel while the next block is computed. Rows are ordered by chunk, then by sequence, so that one
+// chunk of all sequences is a slice of rows.
 //
 // Ulysses (Jacobs et al. 2023): an all-to-all turns 1/U of the tokens with all heads into all tokens with 1/U of the
 // heads, and attention runs as on one device. Hybrid: Ulysses inside groups of U ranks, the ring across the G = N/U
@@ -30,7 +22,11 @@ struct RingShape {
     int64_t batch, chunk_len, chunks;  // R_l = chunks * batch * chunk_len
     int64_t heads, kv_heads, head_dim;
     int64_t window = 0;  // sliding; 0: none
+
+    ContextLayout layout(int64_t ranks) const { return {.ranks = ranks, .chunks = chunks}; }
 };
+// Keys and values of one rank in one buffer, which is one message: (2 R_l, K*D).
+Tensor pack(const Tensor& k, const Tensor& v);
 // Causal attention over all tokens in the ring, inside documents. ranks: one of each group. q (R_l, H*D), k and v (R_l,
 // K*D). Sends 2 R_l*K*D elements ranks.size() - 1 times, with a window ring_steps() - 1 times; so too where documents
 // leave nothing to compute in a step, because another rank may need what is passed on.

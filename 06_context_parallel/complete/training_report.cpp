@@ -6,31 +6,22 @@
 
 namespace train70b {
 
-// Of the blocks that are recomputed.
-static double share_recomputed(const TrainOptions& o) {
-    return std::ceil(double(o.model.layers) / double(o.recompute_every)) / double(o.model.layers);
-}
-
-// Of a block, in the mean.
-static ContextTraffic mean_traffic(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout) {
+ContextStep context_step(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout,
+                         const Comm& ranks, const StepReport& step, int64_t micro_batches) {
+    const int64_t layers = o.model.layers;
+    const auto sent = [&](const std::string& operation) {
+        return sent_bytes(step, ranks.name() + operation) / (layers * micro_batches);
+    };
     ContextTraffic sum;
-    for (int64_t layer = 0; layer < o.model.layers; ++layer) {
+    for (int64_t layer = 0; layer < layers; ++layer) {
         const ContextTraffic one =
             context_traffic(o.model, layout, o.micro_batch, o.seq_len, types.dtype,
                             recompute_in(layer, types.recompute, o.recompute_every), o.model.window_of(layer));
         sum.ring += one.ring, sum.ulysses += one.ulysses, sum.gather += one.gather;
     }
-    return {sum.ring / o.model.layers, sum.ulysses / o.model.layers, sum.gather / o.model.layers};
-}
-
-ContextStep context_step(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout,
-                         const Comm& ranks, const StepReport& step, int64_t micro_batches) {
-    const auto sent = [&](const std::string& operation) {
-        return sent_bytes(step, ranks.name() + operation) / (o.model.layers * micro_batches);
-    };
     ContextStep result{
         .sent = {sent("_ring.send_recv"), sent("_ulysses.all_to_all"), sent("_gather.")},
-        .formula = mean_traffic(o, types, layout),
+        .formula = {sum.ring / layers, sum.ulysses / layers, sum.gather / layers},
         .activations_formula = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
                                                   {.loss_chunk = types.loss_chunk * ranks.size(),
                                                    .recompute_every = types.recompute_every})
@@ -105,8 +96,9 @@ Table document_table(const std::string& name, const AttentionWork& work, const C
     // Each pair and element of a head: 4 operations forward, 10 backward, and 4 more if attention is recomputed.
     const Recompute recompute = options.llama().recompute;
     const bool again = recompute == Recompute::selective || recompute == Recompute::full;
-    const double operations = 14 + (again ? 4 * share_recomputed(options) : 0);
-    const double elements = double(options.model.layers * options.model.q_width());
+    const double layers = double(options.model.layers);
+    const double recomputed = again ? std::ceil(layers / double(options.recompute_every)) / layers : 0;  // of blocks
+    const double operations = 14 + 4 * recomputed, elements = double(options.model.layers * options.model.q_width());
     std::vector<Cell> cells = {name};
     std::vector<double> without;
     const double share = options.model.hides_keys(options.seq_len) ? options.model.window_share() : 0;
@@ -119,23 +111,6 @@ Table document_table(const std::string& name, const AttentionWork& work, const C
     }
     cells.insert(cells.end(), {imbalance(work.flops), imbalance(without)});
     table.row(cells);
-    return table;
-}
-
-Table traffic_table(const std::string& name, const ContextStep& run, const StepReport& step) {
-    Table table("bytes that a rank sends for one block and micro-batch",
-                {"", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting"});
-    table.row({name, run.sent.ring, run.formula.ring, run.sent.ulysses, run.formula.ulysses, run.sent.gather,
-               run.formula.gather, milliseconds(step.step_s), milliseconds(step.waited_s)});
-    return table;
-}
-
-Table memory_table(const std::string& name, const ContextStep& run, const StepReport& step, int64_t seq_len, int rank) {
-    Table table(fmt::format("bytes of rank {}: peak of the last step", rank),
-                {"", "T", "activations", "one rank's / N", "comm", "workspace"});
-    const MemoryBytes& bytes = step.peak.kind;
-    table.row({name, seq_len, bytes[int(Memory::activations)], run.activations_formula, bytes[int(Memory::comm)],
-               bytes[int(Memory::workspace)]});
     return table;
 }
 
@@ -153,8 +128,17 @@ void print_tables(const Program& p, const Comm& ranks, const std::string& algori
         say(work_table(name, work));
         if (o.document_token) say(document_table(name, work, layout, o));
     }
-    say(traffic_table(name, run, step));
-    say(memory_table(name, run, step, o.seq_len, p.world.rank()));
+    Table traffic("bytes that a rank sends for one block and micro-batch",
+                  {"", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting"});
+    traffic.row({name, run.sent.ring, run.formula.ring, run.sent.ulysses, run.formula.ulysses, run.sent.gather,
+                 run.formula.gather, milliseconds(step.step_s), milliseconds(step.waited_s)});
+    say(traffic);
+    Table memory(fmt::format("bytes of rank {}: peak of the last step", p.world.rank()),
+                 {"", "T", "activations", "one rank's / N", "comm", "workspace"});
+    const MemoryBytes& bytes = step.peak.kind;
+    memory.row({name, o.seq_len, bytes[int(Memory::activations)], run.activations_formula, bytes[int(Memory::comm)],
+                bytes[int(Memory::workspace)]});
+    say(memory);
 }
 
 }  // namespace train70b

@@ -29,13 +29,13 @@ void AfterCheckpoint::look(bool wait) {
         auto next = waiting_.begin();
         if (waiting_.size() > 1 && next->first == kind_of(folder_)) ++next;  // the kinds take turns
         folder_ = waiting_.extract(next).mapped();
-        running_ = std::async(std::launch::async, [command = command_, folder = folder_]() -> Ended {
+        running_ = std::async(std::launch::async, [command = command_, folder = folder_] {
             const std::string variable = "TRAIN70B_CHECKPOINT=" + std::filesystem::absolute(folder).string();
+            std::pair<int, std::string> ended{127, ""};
             try {
-                std::string said;
-                const int status = run_program({"env", variable, "/bin/sh", "-c", command}, said);
-                return {status, said};
-            } catch (const std::runtime_error& error) { return {127, error.what()}; }
+                ended.first = run_program({"env", variable, "/bin/sh", "-c", command}, ended.second);
+            } catch (const std::runtime_error& error) { ended.second = error.what(); }
+            return ended;
         });
     } while (wait);
 }

@@ -17,17 +17,13 @@ class AfterCheckpoint {
     void look(bool wait = false);              // call it between steps; wait: until nothing is left to do
 
   private:
-    struct Ended {
-        int status;
-        std::string said;  // the last line on stderr
-    };
     void note(const std::string& what, const std::string& folder, const nlohmann::ordered_json& status);
 
     const std::string command_;
     Trainer& trainer_;
-    std::future<Ended> running_;
-    std::string folder_;                   // of the one that runs
-    std::map<char, std::string> waiting_;  // by kind: "s" of step-12, "w" of weights-12
+    std::future<std::pair<int, std::string>> running_;  // exit status, the last line on stderr
+    std::string folder_;                                // of the one that runs
+    std::map<char, std::string> waiting_;               // by kind: "s" of step-12, "w" of weights-12
 };
 
 }  // namespace train70b

@@ -26,13 +26,12 @@ std::string newest_text(const std::string& dir) {
 }
 }  // namespace
 
-Checkpoints::Checkpoints(const CheckpointFolder& folder, const TrainOptions& training, const ParallelConfig& config,
-                         const ordered_json& flags, const Dataset& data, Trainer& trainer, const Comm& world)
+Checkpoints::Checkpoints(const CheckpointFolder& folder, const ParallelConfig& config, const ordered_json& flags,
+                         Trainer& trainer, const Comm& world)
     : options_(folder.options),
-      training_(training),
       config_(config),
       flags_(flags),
-      data_(fingerprint(data)),
+      data_(fingerprint(trainer.data)),
       trainer_(trainer),
       world_(world),
       start_(folder.start),
@@ -68,11 +67,7 @@ bool Checkpoints::after_step(const StepReport& report) {
     const bool stop = votes[0] > 0, busy = votes[1] > 0;
     step_ = report.step;
     failures_ += votes[2];  // perhaps while another rank, or the next file, was still being written
-    if (pending_ && !busy) {
-        end_pending(std::exchange(failures_, 0));
-    } else if (!pending_ && failures_ > 0) {
-        commit_failed(std::exchange(failures_, 0));
-    }
+    if (!pending_ || !busy) end_pending();  // all have written, or the commit of the one before has failed
     full_is_due_ = full_is_due_ || (options_.every > 0 && step_ % options_.every == 0);
     weights_are_due_ = weights_are_due_ || (options_.weights_every > 0 && step_ % options_.weights_every == 0);
     // While the last one is being written the next one waits; the step never does.
@@ -128,17 +123,22 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
                                         {"crc32", written.crc32},
                                         {"tensors", content.names},
                                         {"seconds", written.seconds}};
-            const std::string text = entry.dump();
-            write_file(path + "/" + name + ".json", {text}, Durable::no);  // for the commit on rank 0
+            write_file(path + "/" + name + ".json", {entry.dump()}, Durable::no);  // for the commit on rank 0
             sync_folder(path);
         });
     }
 }
 
 // All ranks have written their parts of the pending checkpoint, or one of them has failed.
-void Checkpoints::end_pending(double failures) {
-    const Written done = *pending_;
-    pending_.reset();
+void Checkpoints::end_pending() {
+    const double failures = std::exchange(failures_, 0);
+    if (!pending_ && failures == 0) return;
+    if (!pending_) {  // the last commit failed: nothing is known to be complete but what is on the disk
+        newest_ = last_full_ = 0;
+        if (this_rank == 0) note_failure(committing_, failures);
+        return;
+    }
+    const Written done = *std::exchange(pending_, std::nullopt);
     if (failures == 0) {
         if (done.folders.front().starts_with("step-")) newest_ = done.step;
         committing_ = done.step;
@@ -158,12 +158,6 @@ void Checkpoints::end_pending(double failures) {
     for (const std::string& folder : done.folders)
         writer_.start([path = options_.dir + "/" + folder + ".tmp"] { remove_folder(path); });
     note_failure(done.step, failures);
-}
-
-// Nothing is known to be complete but what is on the disk.
-void Checkpoints::commit_failed(double failures) {
-    newest_ = last_full_ = 0;
-    if (this_rank == 0) note_failure(committing_, failures);
 }
 
 // What a rank says about its file, once the file is here: network file systems show other nodes' files with a delay.
@@ -225,11 +219,9 @@ void Checkpoints::commit(const Written& checkpoint) {
 }
 
 void Checkpoints::report_committed() {
-    std::vector<ordered_json> events;
-    {
-        const std::lock_guard lock(mutex_);
-        events.swap(committed_);
-    }
+    std::unique_lock lock(mutex_);
+    const std::vector<ordered_json> events = std::exchange(committed_, {});
+    lock.unlock();
     for (const ordered_json& event : events) {
         const double bytes = event["bytes"], copy = event["copy_s"], write = event["write_s"], all = event["commit_s"];
         trainer_.note(fmt::format("          {}: {}, copied in {:.1f} ms, written in {:.2f} s ({}/s), complete after "
@@ -246,11 +238,8 @@ void Checkpoints::report_committed() {
 void Checkpoints::wait_for_pending() {
     for (int phase = 0; phase < 3; ++phase) {  // the ranks' files; rank 0's commit; room that it has made
         write_files(world_, [&] { writer_.wait(); });
-        const double failures = world_.sum(failure_vote()) + std::exchange(failures_, 0);
-        if (pending_)
-            end_pending(failures);
-        else if (failures > 0)
-            commit_failed(failures);
+        failures_ += world_.sum(failure_vote());
+        end_pending();
     }
     if (this_rank == 0) report_committed();
 }
@@ -274,6 +263,7 @@ void Checkpoints::note_failure(int64_t step, double failures) {
 }
 
 ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) const {
+    const TrainOptions& training = trainer_.options;
     ordered_json manifest = {{"format", kCheckpointFormat},
                              {"version", kCheckpointVersion},
                              {"kind", kind},
@@ -281,17 +271,17 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
                              {"next_sample", trainer_.batches.sizes().first_sample(step + 1)},
                              {"ranks", world_.size()},
                              {"layout", layout_json(config_.mesh)},
-                             {"dtype", training_.dtype},
+                             {"dtype", training.dtype},
                              {"optimizer", config_.optimizer},
-                             {"model", hf_config(dense_part(training_.model), training_.llama().dtype)},
+                             {"model", hf_config(dense_part(training.model), training.llama().dtype)},
                              {"data", data_},
                              {"flags", flags_},
                              {"commit", build_commit()},
-                             {"blas_core", cpu::product_kernels(training_.llama().dtype)},
+                             {"blas_core", cpu::product_kernels(training.llama().dtype)},
                              {"files", ordered_json::array()}};
     for (const BatchFrom& from : start_ && start_->batches.size() > 1 ? start_->batches : std::vector<BatchFrom>())
         manifest["batches"].push_back({{"from_step", from.step}, {"global_batch", from.batch}});
-    if (training_.model.is_sparse()) manifest.update(other_part(training_.model));
+    if (training.model.is_sparse()) manifest.update(other_part(training.model));
     return manifest;
 }
 

@@ -24,11 +24,13 @@ namespace train70b {
 class Checkpoints : public RunControl {
   public:
     // flags: for the manifest. All must outlive this object.
-    Checkpoints(const CheckpointFolder& folder, const TrainOptions& training, const ParallelConfig& config,
-                const nlohmann::ordered_json& flags, const Dataset& data, Trainer& trainer, const Comm& world);
+    Checkpoints(const CheckpointFolder& folder, const ParallelConfig& config, const nlohmann::ordered_json& flags,
+                Trainer& trainer, const Comm& world);
 
     int64_t first_step() override;
-    int64_t last_step() const override { return options_.stop_after > 0 ? options_.stop_after : training_.steps; }
+    int64_t last_step() const override {
+        return options_.stop_after > 0 ? options_.stop_after : trainer_.options.steps;
+    }
     bool after_step(const StepReport& report) override;
     void finish() override;
     int64_t host_bytes() const { return snapshot_ ? snapshot_->bytes() : 0; }
@@ -41,16 +43,14 @@ class Checkpoints : public RunControl {
     };
     double failure_vote();  // of this rank's writer, since the last call
     void take_snapshot(bool full, bool weights);
-    void end_pending(double failures);
+    void end_pending();
     void commit(const Written& checkpoint);
-    void commit_failed(double failures);
     void report_committed();
     void wait_for_pending();
     void note_failure(int64_t step, double failures);
     nlohmann::ordered_json manifest_of(int64_t step, const std::string& kind) const;
 
     const CheckpointOptions& options_;
-    const TrainOptions& training_;
     const ParallelConfig& config_;
     const nlohmann::ordered_json& flags_;
     const nlohmann::ordered_json data_;

@@ -20,11 +20,11 @@ CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig
     return cost;
 }
 
+namespace {
 double best_interval(double cost_s, double mean_time_between_failures_s) {
     return std::sqrt(2 * cost_s * mean_time_between_failures_s);
 }
 
-namespace {
 std::string duration(double seconds) {
     if (seconds < 120) return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
     return seconds < 7200 ? fmt::format("{:.0f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);

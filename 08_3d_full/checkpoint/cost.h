@@ -20,7 +20,6 @@ constexpr double kNodeWriteRate = 2e9;  // bytes/s of one node to a shared file 
 constexpr double kCopyRate = 25e9;      // bytes/s from a GPU to the host: PCIe 4 x16, and half of PCIe 5
 
 CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig& config);
-double best_interval(double cost_s, double mean_time_between_failures_s);  // seconds
 Table checkpoint_table(const CheckpointCost& cost);
 
 }  // namespace train70b

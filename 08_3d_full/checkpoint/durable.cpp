@@ -123,10 +123,8 @@ BackgroundWriter::~BackgroundWriter() {
 }
 
 void BackgroundWriter::start(std::function<void()> task) {
-    {
-        const std::lock_guard lock(mutex_);
-        tasks_.push_back(std::move(task));
-    }
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
     changed_.notify_all();
 }
 

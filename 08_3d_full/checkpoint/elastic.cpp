@@ -2,8 +2,6 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 #include <utility>
@@ -40,8 +38,9 @@ void check_elastic(const ElasticOptions& o, const Program& p, const ParallelConf
         usage_error("--elastic-timeout {}: must be below --comm-timeout, {}", o.timeout, p.comm.timeout);
 }
 
+namespace {
 // The data-parallel ranks of all replicas, where the targets of a step are counted.
-struct Elastic::Targets : Group {
+struct Targets : Group {
     Targets(const Group& own, TcpBackend& peers) : own(own), peers(peers) {}
     std::vector<double> sum(const std::vector<double>& local) const override {
         const std::vector<double> sum = own.sum(local);
@@ -52,6 +51,7 @@ struct Elastic::Targets : Group {
     const Group& own;
     TcpBackend& peers;
 };
+}  // namespace
 
 Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, const Comm& world,
                  const ParallelConfig& config, const std::optional<Manifest>& start)
@@ -89,9 +89,14 @@ Elastic::Elastic(const ElasticOptions& options, Trainer& trainer, Zero& store, c
 
 int64_t Elastic::first_step() {
     const std::vector<std::string> addresses = gather_words(peers_->address());
+    const TrainOptions& o = trainer_.options;
+    // What all replicas have in common.
+    const json settings({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data),
+                         o.seed, o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr, config_.optimizer,
+                         o.weight_decay, o.beta1, o.beta2, o.eps, o.clip, o.skip_step, o.multi_token_weight});
     const Watchdog::Pause others_start(*watchdog);
     next_ = ask({{"replica", options_.replica},
-                 {"settings", settings()},
+                 {"settings", settings.dump()},
                  {"step", steps_done_},
                  {"addresses", addresses},
                  {"timeout", options_.timeout}});
@@ -103,15 +108,6 @@ void Elastic::finish() {
     if (trainer_.steps_done() >= trainer_.last_step()) return tell({{"over", true}});
     lighthouse_.reset();  // stopped by a signal: it leaves, and the others go on
     peers_.reset();
-}
-
-// What all replicas have in common.
-std::string Elastic::settings() const {
-    const TrainOptions& o = trainer_.options;
-    return json({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data), o.seed,
-                 o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr, config_.optimizer, o.weight_decay, o.beta1,
-                 o.beta2, o.eps, o.clip, o.skip_step, o.multi_token_weight})
-        .dump();
 }
 
 void Elastic::check_divisions(int64_t replicas) const {
@@ -186,8 +182,6 @@ void Elastic::connect() {
                                   json(replicas_).dump()),
                       {{"event", "replicas"}, {"step", next_.at("step")}, {"replicas", replicas_}});
 }
-
-int Elastic::place_of(int64_t replica) const { return int(std::ranges::find(replicas_, replica) - replicas_.begin()); }
 
 bool Elastic::heal() {
     const double begin = now_seconds();

@@ -9,6 +9,7 @@
 // All update or none: if a replica is lost, the step is done again by those that live, who divide the same samples. One
 // that comes back receives weights and optimizer states from one that lives, between two steps. So losses and updates
 // are those of a run in which nobody was ever lost, but for the order of the sums.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "02_data_parallel/runtime/backend_tcp.h"
@@ -43,14 +44,13 @@ class Elastic : public RunControl, public MicroBatchLoop {
     Tensor forward_only(const Batch& batch) override { return loop_->forward_only(batch); }
 
   private:
-    struct Targets;
     bool vote();  // whether to update
     void meet();  // the replicas of the next step; heals those that are behind
     void connect();
-    int place_of(int64_t replica) const;  // among those that take part
-    bool heal();                          // gives or receives weights and states
+    // Among those that take part.
+    int place_of(int64_t replica) const { return int(std::ranges::find(replicas_, replica) - replicas_.begin()); }
+    bool heal();  // gives or receives weights and states
     void check_divisions(int64_t replicas) const;
-    std::string settings() const;
     void sum_over_replicas();
     void repeat(int64_t step);
     void tell(const nlohmann::json& line) const;           // rank 0, to the lighthouse

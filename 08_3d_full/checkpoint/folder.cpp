@@ -94,7 +94,8 @@ void remove_checkpoints(const std::string& dir, const std::vector<int64_t>& step
 
 namespace {
 
-// What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
+// What must be the same for the losses to go on as if nothing had happened (with a ramp --global-batch, too), and what
+// may change, which is said.
 constexpr const char* kFixed[] = {"seed",
                                   "seq-len",
                                   "val-fraction",
@@ -108,7 +109,7 @@ constexpr const char* kFixed[] = {"seed",
                                   "document-token",
                                   "mup",
                                   "mask-document-ends",
-                                  "stochastic-rounding"};  // with a ramp --global-batch
+                                  "stochastic-rounding"};
 constexpr const char* kNoted[] = {"steps",        "lr",     "min-lr",    "warmup-steps", "lr-schedule",
                                   "weight-decay", "beta1",  "beta2",     "eps",          "clip",
                                   "fp8-margin",   "z-loss", "skip-step", "mtp-loss",     "loss-scale"};
@@ -206,6 +207,62 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags, DType d
         say("the checkpoint was computed with {} kernels, this run uses {}: last bits differ\n", core, here);
 }
 
+// A folder with checkpoints can only be continued from its newest one.
+void check_other_runs(const std::string& dir, const std::optional<Manifest>& start) {
+    const std::vector<int64_t> steps = checkpoint_steps(dir);
+    const bool weights = !checkpoint_steps(dir, "weights-").empty();
+    if (steps.empty() && !weights) return;
+    const std::string newest = steps.empty() ? "weights" : fmt::format("step-{}", steps.back());
+    if (!start)
+        usage_error(
+            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another "
+            "folder)",
+            dir, newest);
+    std::error_code error;
+    if (steps.empty() || !fs::equivalent(start->folder, dir + "/" + newest, error))
+        usage_error(
+            "--checkpoint-dir {}: has checkpoints up to {}, which a run from {} would overwrite (try another "
+            "folder, or move them)",
+            dir, newest, start->folder);
+}
+
+// Every rank writes a file, and rank 0 must see all of them.
+void check_shared(const CheckpointOptions& options, const Comm& world) {
+    const auto probe = [&](int rank) { return fmt::format("{}/.rank-{}.probe", options.dir, rank); };
+    struct Remove {
+        std::string path;
+        ~Remove() { ::unlink(path.c_str()); }
+    } const this_run{probe(world.rank())};
+    together([&] {
+        ::unlink(this_run.path.c_str());  // a killed run's; of a link never what it points to
+        const int fd = ::open(this_run.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        // On a full disk a run that resumes may make room (--keep).
+        if (fd < 0 || (!options.resumes() && ::write(fd, "x", 1) != 1)) {
+            const std::string why = std::strerror(errno);
+            if (fd >= 0) ::close(fd);
+            usage_error("--checkpoint-dir {}: rank {} cannot write there ({})", options.dir, world.rank(), why);
+        }
+        ::close(fd);
+    });
+    together([&] {
+        for (int rank = 0; this_rank == 0 && rank < world.size(); ++rank)
+            if (::access(probe(rank).c_str(), F_OK) != 0)
+                usage_error(
+                    "--checkpoint-dir {}: rank 0 does not see what rank {} writes there (must be on a file "
+                    "system that all nodes share)",
+                    options.dir, rank);
+    });
+}
+
+void remove_leftovers(const std::string& dir) {
+    std::error_code error;
+    for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+        const std::string name = it->path().filename().string();
+        if (name.ends_with(".tmp") && (name.starts_with("step-") || name.starts_with("weights-")))
+            remove_folder(it->path().string());
+    }
+}
+
 }  // namespace
 
 CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, TrainOptions& training,
@@ -217,7 +274,7 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
             make_folder();
             lock_.emplace(options.dir);
         });
-        check_shared(world);
+        check_shared(options, world);
     }
     if (options.resumes()) {
         std::string folder = options.resume_from;
@@ -234,11 +291,11 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
             start->ranks, same_layout(*start, config.mesh) ? "" : " in another layout");
     }
     if (options.dir.empty()) return;
-    together([&] { check_other_runs(); });
+    together([&] { check_other_runs(options.dir, start); });
     together([&] {
         if (!lock_) return;
         lock_->keep();
-        remove_leftovers();
+        remove_leftovers(options.dir);
     });
 }
 
@@ -314,13 +371,11 @@ void CheckpointFolder::open_start(std::string folder, TrainOptions& training, co
     while (folder.size() > 1 && folder.ends_with("/")) folder.pop_back();
     const std::string dir = fs::path(folder).parent_path().string();
     std::string advice;
-    for (const int64_t step : checkpoint_steps(dir.empty() ? "." : dir))  // the newest one before this
-        if (const std::string other = fmt::format("{}{}step-{}", dir, dir.empty() ? "" : "/", step); other != folder) {
-            if (fs::path(folder).filename() == fmt::format("step-{}", step)) break;
-            advice = fmt::format(" (try --resume-from {})", other);
-        } else {
-            break;
-        }
+    for (const int64_t step : checkpoint_steps(dir.empty() ? "." : dir)) {  // the newest one before this
+        const std::string name = fmt::format("step-{}", step);
+        if (fs::path(folder).filename() == name) break;
+        advice = fmt::format(" (try --resume-from {}{}{})", dir, dir.empty() ? "" : "/", name);
+    }
     try {
         start = read_manifest(folder);
     } catch (const UsageError& error) { usage_error("{}{}", error.what(), advice); }
@@ -343,65 +398,19 @@ void CheckpointFolder::open_start(std::string folder, TrainOptions& training, co
         verify_file(*start, start->files[i], advice);
 }
 
-// A folder with checkpoints can only be continued from its newest one.
-void CheckpointFolder::check_other_runs() const {
-    const std::vector<int64_t> steps = checkpoint_steps(options.dir);
-    const bool weights = !checkpoint_steps(options.dir, "weights-").empty();
-    if (steps.empty() && !weights) return;
-    const std::string newest = steps.empty() ? "weights" : fmt::format("step-{}", steps.back());
-    if (!start)
-        usage_error(
-            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another "
-            "folder)",
-            options.dir, newest);
-    std::error_code error;
-    if (steps.empty() || !fs::equivalent(start->folder, options.dir + "/" + newest, error))
-        usage_error(
-            "--checkpoint-dir {}: has checkpoints up to {}, which a run from {} would overwrite (try another "
-            "folder, or move them)",
-            options.dir, newest, start->folder);
-}
-
-// Every rank writes a file, and rank 0 must see all of them.
-void CheckpointFolder::check_shared(const Comm& world) const {
-    const auto probe = [&](int rank) { return fmt::format("{}/.rank-{}.probe", options.dir, rank); };
-    struct Remove {
-        std::string path;
-        ~Remove() { ::unlink(path.c_str()); }
-    } const this_run{probe(world.rank())};
-    together([&] {
-        ::unlink(this_run.path.c_str());  // a killed run's; of a link never what it points to
-        const int fd = ::open(this_run.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-        // On a full disk a run that resumes may make room (--keep).
-        if (fd < 0 || (!options.resumes() && ::write(fd, "x", 1) != 1)) {
-            const std::string why = std::strerror(errno);
-            if (fd >= 0) ::close(fd);
-            usage_error("--checkpoint-dir {}: rank {} cannot write there ({})", options.dir, world.rank(), why);
-        }
-        ::close(fd);
-    });
-    together([&] {
-        for (int rank = 0; this_rank == 0 && rank < world.size(); ++rank)
-            if (::access(probe(rank).c_str(), F_OK) != 0)
-                usage_error(
-                    "--checkpoint-dir {}: rank 0 does not see what rank {} writes there (must be on a file "
-                    "system that all nodes share)",
-                    options.dir, rank);
-    });
-}
-
-void CheckpointFolder::remove_leftovers() const {
-    std::error_code error;
-    for (auto it = fs::directory_iterator(options.dir, error); !error && it != fs::directory_iterator();
-         it.increment(error)) {
-        const std::string name = it->path().filename().string();
-        if (name.ends_with(".tmp") && (name.starts_with("step-") || name.starts_with("weights-")))
-            remove_folder(it->path().string());
-    }
-}
-
 FolderLock::FolderLock(const std::string& dir) : path_(dir + "/.lock") {
-    for (int tries = 50; !take(dir); --tries) {  // a run that is ending needs a moment
+    for (int tries = 50;; --tries) {  // a run that is ending needs a moment
+        file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        made_ = file_ >= 0;
+        if (!made_) file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (file_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", dir, std::strerror(errno));
+        struct stat this_run {
+        }, there{};
+        // The lock counts if the file is still this one, not removed by hand.
+        if (::flock(file_, LOCK_EX | LOCK_NB) == 0 && ::fstat(file_, &this_run) == 0 &&
+            ::stat(path_.c_str(), &there) == 0 && this_run.st_dev == there.st_dev && this_run.st_ino == there.st_ino)
+            return;
+        ::close(file_);
         if (tries == 0)
             usage_error("--checkpoint-dir {}: another run is writing there (use another folder, or end that run)", dir);
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -411,21 +420,6 @@ FolderLock::FolderLock(const std::string& dir) : path_(dir + "/.lock") {
 FolderLock::~FolderLock() {
     if (made_) ::unlink(path_.c_str());
     ::close(file_);
-}
-
-bool FolderLock::take(const std::string& dir) {
-    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    made_ = file_ >= 0;
-    if (!made_) file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (file_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", dir, std::strerror(errno));
-    struct stat this_run {
-    }, there{};
-    // The lock counts if the file is still this one, not removed by hand.
-    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 && ::fstat(file_, &this_run) == 0 &&
-        ::stat(path_.c_str(), &there) == 0 && this_run.st_dev == there.st_dev && this_run.st_ino == there.st_ino)
-        return true;
-    ::close(file_);
-    return false;
 }
 
 }  // namespace train70b

@@ -56,7 +56,6 @@ class FolderLock {
     void keep() { made_ = false; }
 
   private:
-    bool take(const std::string& dir);
     const std::string path_;
     int file_ = -1;
     bool made_ = false;
@@ -80,9 +79,6 @@ class CheckpointFolder {
     void make_folder();
     void open_start(std::string folder, TrainOptions& training, const nlohmann::ordered_json& flags, const Comm& world);
     void go_on_counting(TrainOptions& training, const std::string& advice);
-    void check_other_runs() const;
-    void check_shared(const Comm& world) const;
-    void remove_leftovers() const;
 
     std::optional<OutputFolder> made_;  // on rank 0, like the lock, which goes first
     std::optional<FolderLock> lock_;

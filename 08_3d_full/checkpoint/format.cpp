@@ -119,9 +119,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
             const auto known = params.find(piece ? piece->param : "");
             if (piece && known == params.end())
                 usage_error("{}: {} lists {}, which is not a parameter of the model", path, file.name, quoted(name));
-            const std::vector<std::string> states =
-                piece ? manifest.states_of(known->second) : std::vector<std::string>();
-            if (std::find(states.begin(), states.end(), piece ? piece->state : "") == states.end())
+            if (!piece || std::ranges::count(manifest.states_of(known->second), piece->state) == 0)
                 usage_error("{}: {} lists tensor {}, which is not part of a {} checkpoint", path, file.name,
                             quoted(name), manifest.kind);
             const Param& param = known->second;
@@ -136,9 +134,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     for (const auto& [name, param] : params)
         for (const std::string& state : manifest.states_of(param)) {
             std::vector<Rect>& rects = found[state + "/" + name];
-            std::sort(rects.begin(), rects.end(), [](const Rect& a, const Rect& b) {
-                return std::pair(a.row_begin, a.col_begin) < std::pair(b.row_begin, b.col_begin);
-            });
+            std::ranges::sort(rects, {}, [](const Rect& rect) { return std::pair(rect.row_begin, rect.col_begin); });
             int64_t covered = 0;
             const int64_t all = param.global_size();
             for (size_t i = 0; i < rects.size(); ++i) {

@@ -9,19 +9,23 @@ namespace train70b {
 
 namespace {
 
-// All rectangles of all files, by "state/parameter".
+// All rectangles of all files, by "state/parameter", and their other tensors by name.
 class SavedStates {
   public:
     explicit SavedStates(const Manifest& manifest) {
-        allow_open_files(manifest.files.size() + 256);
+        const rlim_t count = manifest.files.size() + 256;  // open files, these and others
+        rlimit limit{};
+        if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < count) {
+            limit.rlim_cur = std::min(limit.rlim_max, count);
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+        }
         files_.reserve(manifest.files.size());
         for (const CheckpointFile& file : manifest.files) {
             files_.emplace_back(manifest.folder + "/" + file.name);
             for (const auto& [name, tensor] : files_.back().tensors()) {
-                if (const auto piece = Piece::parse(name))
-                    pieces_[piece->state + "/" + piece->param].push_back({piece->rect, &files_.back(), &tensor});
-                else
-                    rows_[name].push_back({{}, &files_.back(), &tensor});
+                const auto piece = Piece::parse(name);
+                stored_[piece ? piece->state + "/" + piece->param : name].push_back(
+                    {piece ? piece->rect : Rect{}, &files_.back(), &tensor});
             }
         }
     }
@@ -31,31 +35,20 @@ class SavedStates {
         const SafetensorsFile* file;
         const StoredTensor* tensor;
     };
-    const std::vector<Stored>& pieces(const std::string& state, const std::string& param) const {
-        return found(pieces_, state + "/" + param);
+    const std::vector<Stored>& of(const std::string& name) const {
+        static const std::vector<Stored> none;
+        const auto found = stored_.find(name);
+        return found == stored_.end() ? none : found->second;
     }
-    const std::vector<Stored>& rows(const std::string& name) const { return found(rows_, name); }
     const Stored& scale(const std::string& param, const Rect& rect) const {
-        for (const Stored& stored : pieces("scale", param))
+        for (const Stored& stored : of("scale/" + param))
             if (stored.rect.row_begin == rect.row_begin && stored.rect.col_begin == rect.col_begin) return stored;
         usage_error("{}: scale/{} of rows {}+{} is missing", files_.front().path(), param, rect.row_begin, rect.rows);
     }
 
   private:
-    static void allow_open_files(size_t count) {
-        rlimit limit{};
-        if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count) return;
-        limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, count);
-        ::setrlimit(RLIMIT_NOFILE, &limit);
-    }
-    using Map = std::map<std::string, std::vector<Stored>>;
-    static const std::vector<Stored>& found(const Map& map, const std::string& name) {
-        static const std::vector<Stored> none;
-        const auto at = map.find(name);
-        return at == map.end() ? none : at->second;
-    }
     std::vector<SafetensorsFile> files_;
-    Map pieces_, rows_;
+    std::map<std::string, std::vector<Stored>> stored_;
 };
 
 // Reads a stored tensor from its beginning on, in large pieces.
@@ -110,7 +103,7 @@ void read_elements(const SavedStates& source, const Segment& segment, const char
     Tensor host = on_host ? values : Tensor(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
     if (!on_host) copy(host, values);
     const int64_t width = size_of(values.dtype());
-    for (const SavedStates::Stored& stored : source.pieces(state, segment.param->name)) {
+    for (const SavedStates::Stored& stored : source.of(state + ("/" + segment.param->name))) {
         if (stored.tensor->dtype != values.dtype())
             usage_error("{}: {} is {}, but this run keeps it in {} (try the --dtype and --optimizer of the checkpoint)",
                         stored.file->path(), stored.tensor->name, name_of(stored.tensor->dtype),
@@ -130,7 +123,7 @@ void read_moments(const SavedStates& source, const Segment& segment, bool second
     std::vector<uint8_t> values(size_t(layout.size), 0);
     std::vector<float> scale_of(size_t(layout.size), -1.0f);
     const std::string& name = segment.param->name;
-    for (const SavedStates::Stored& stored : source.pieces(second ? "exp_avg_sq" : "exp_avg", name)) {
+    for (const SavedStates::Stored& stored : source.of((second ? "exp_avg_sq/" : "exp_avg/") + name)) {
         const SavedStates::Stored& scale = source.scale(name, stored.rect);
         const BlockLayout blocks = blocks_of(stored.rect, segment.param->global_shape);
         if (stored.tensor->dtype != DType::u8 || scale.tensor->dtype != DType::f32 ||
@@ -157,7 +150,7 @@ void restore_rows(const SavedStates& source, StepState& state, const std::string
     for (size_t i = 0; i < rows.names.size(); ++i) {
         float* row = &rows.values[i * size_t(rows.width)];
         std::fill_n(row, rows.width, 0.0f);
-        const std::vector<SavedStates::Stored>& list = source.rows(rows.kind + rows.names[i]);
+        const std::vector<SavedStates::Stored>& list = source.of(rows.kind + rows.names[i]);
         const auto is_own = [&](const SavedStates::Stored& stored) {
             return stored.file->path().ends_with("/" + own_file);
         };

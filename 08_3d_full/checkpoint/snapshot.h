@@ -17,7 +17,7 @@ class Snapshot {
     Snapshot(ParamStore& store, const std::vector<StepState*>& step_states);
 
     double copy();  // returns the seconds that it took
-    int64_t bytes() const;
+    int64_t bytes() const { return values_.bytes() + (codes_ ? codes_.bytes() : 0); }
 
     // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread. Of
     // weights only: those, and the rows without which they are another model (is_of_model).
@@ -29,27 +29,14 @@ class Snapshot {
     Content content(bool weights_only) const;
 
   private:
-    struct Part {  // of a state of a segment: elements [from, from + size)
+    struct Part {  // of a state of a segment: elements [from, from + size), or the scales of their blocks
         int64_t visit, from, size;
         int64_t begin;  // in values_ or codes_
-        bool is_code;
     };
-    struct Scales {  // of the blocks of such rectangles
-        int64_t visit, from, begin;
-        std::vector<Rect> rects;
-    };
-    // The tensors of the file, for elements [from, from + size) of a segment; values: the elements of values_ so far.
-    static void add_tensors(std::vector<StoredTensor>& tensors, const Segment& segment, const std::string& state,
-                            DType dtype, int64_t from, int64_t size);
-    void add_scales(int64_t visit, const Segment& segment, int64_t from, int64_t size, int64_t& values);
-    int64_t add_rows();  // of step states; the number of their values
-    void copy_scales(const Scales& scales, const Segment& segment, const Tensor& values);
-    void copy_step_states();
 
     ParamStore& store_;
     std::vector<StepState*> step_states_;
     std::vector<Part> parts_;
-    std::vector<Scales> scales_;
     std::vector<StoredTensor> value_tensors_, rows_, code_tensors_;
     size_t weights_ = 0;  // the first tensors of value_tensors_
     int64_t weight_elements_ = 0, step_states_begin_ = 0;

@@ -20,11 +20,11 @@ static void program(int argc, char** argv) {
     const CheckpointFolder folder(flags.checkpoint, o, config, p.flags.values(), p.world);
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
-    const Watch watch(flags.watch, p.trainer(), p.model());
+    const Watch watch(flags.watch, p.trainer());
     Composed composed(p.model(), p.trainer(), o, config, p.world);  // a line for each technique: compose.cpp
-    Inject inject(flags.faults, p.trainer(), p.model());
-    ReplicaCheck replicas(flags.replica_check, p.trainer(), p.model(), p.world, config);
-    Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
+    Inject inject(flags.faults, p.trainer());
+    ReplicaCheck replicas(flags.replica_check, p.trainer(), p.world, config);
+    Checkpoints checkpoints(folder, config, p.flags.values(), p.trainer(), p.world);
     std::vector<RunControl*>& controls = p.trainer().controls;
     std::optional<Elastic> elastic;
     if (flags.elastic.on) {

@@ -50,8 +50,8 @@ struct RowsSent {
     }
 };
 
-}  // namespace
-
+// Sends the rows of the other ranks' slices to them: (S, E) -> (S', E). sent, received: rows, by rank. Calls
+// `meanwhile` while they are on their way; its backward pass runs while the gradients are.
 // tag::exchange[]
 Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
                   const Comm& ranks, const std::function<void()>& meanwhile) {
@@ -66,6 +66,8 @@ Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, co
     // end::lab-dispatch-rows[]
 }
 // end::exchange[]
+
+}  // namespace
 
 int64_t expert_traffic(const LlamaConfig& c, int64_t ep, int64_t rows, DType dtype, Recompute recompute) {
     const int64_t exchanges = recompute == Recompute::full ? 6 : 4;
@@ -106,10 +108,6 @@ std::vector<RowPiece> ExpertParallel::pieces(const Batch& batch, int part) const
             for (int64_t token = 0; token < range.count; token += length, row += length)
                 if (begin <= row && row < end) list.push_back({sequence, range.begin + token});
     return list;
-}
-
-std::vector<double> ExpertParallel::gather(const std::vector<double>& share) const {
-    return ranks_.cp.gather(ranks_.tp.gather(share));
 }
 
 // tag::plan[]

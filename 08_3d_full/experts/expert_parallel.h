@@ -25,11 +25,6 @@ struct ExpertComms {
     Comm ep;
 };
 
-// Sends the rows of the other ranks' slices to them: (S, E) -> (S', E). sent, received: rows, by rank. Calls
-// `meanwhile` while they are on their way; its backward pass runs while the gradients are.
-Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
-                  const Comm& ranks, const std::function<void()>& meanwhile);
-
 // Bytes that a rank sends for one layer of experts and micro-batch of `rows` rows on it, forward and backward, if all
 // experts have the same load: k rows E (ep-1)/ep in each of dispatch, combine and their gradients; with full
 // recomputation the first two once more.
@@ -46,7 +41,9 @@ class ExpertParallel : public ExpertRanks {
     int parts() const override { return ranks_.cp.size() * ranks_.tp.size(); }
     int part() const override { return ranks_.cp.rank() * ranks_.tp.size() + ranks_.tp.rank(); }
     std::vector<RowPiece> pieces(const Batch& batch, int part) const override;
-    std::vector<double> gather(const std::vector<double>& local) const override;
+    std::vector<double> gather(const std::vector<double>& local) const override {
+        return ranks_.cp.gather(ranks_.tp.gather(local));
+    }
     void plan(Routing& routing, const Tensor& logits) const override;
     Var dispatch(Tape& tape, const Var& sorted, const Routing& routing,
                  const std::function<void()>& meanwhile) const override;

@@ -8,7 +8,7 @@
 #include "01_single_gpu/core/recorder.h"
 #include "02_data_parallel/runtime/backend.h"
 #include "02_data_parallel/runtime/work_queue.h"
-#include "05_pipeline/complete/flags.h"
+#include "05_pipeline/complete/pipeline.h"
 #include "08_3d_full/plan/alike_ranks.h"
 #include "08_3d_full/plan/dry_run.h"
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -20,10 +19,6 @@ using Words = std::vector<std::string>;
 const Words kKinds = {"kill",     "hang",   "stop", "slow", "nan", "wrong-sum", "wrong-group", "skip-collective",
                       "deadlock", "bitflip"};
 const Words kKindsWithParam = {"nan", "wrong-sum", "wrong-group", "bitflip"};
-
-bool contains(const Words& words, const std::string& word) {
-    return std::find(words.begin(), words.end(), word) != words.end();
-}
 
 std::string list_of(const Words& words) { return fmt::format("{}", fmt::join(words, ", ")); }
 
@@ -47,17 +42,21 @@ class Forgetful : public Group {
     std::shared_ptr<bool> skip_;
 };
 
-template <class Bits>
-void flip(Tensor& x, int bit) {
-    Bits bits;
-    std::memcpy(&bits, x.raw(), sizeof bits);
-    bits = Bits(bits ^ Bits(Bits(1) << bit));
-    std::memcpy(x.raw(), &bits, sizeof bits);
+// The parameter that the fault names; else the first matrix from a middle layer on: a row of the embedding is seldom
+// used. allocated: that this rank holds.
+const Param* parameter_of(const Fault& fault, Llama& model, bool allocated) {
+    const std::vector<Param*> params = model.params();
+    for (size_t i = 0; i < params.size(); ++i) {
+        const Param* param = params[(params.size() / 2 + i) % params.size()];
+        const bool fits = fault.param.empty() ? param->is_matrix() : param->name == fault.param;
+        if (fits && (param->data || !allocated)) return param;
+    }
+    return nullptr;
 }
 
 }  // namespace
 
-Inject::Inject(std::vector<Fault> faults, Trainer& trainer, Llama& model) : trainer_(trainer), model_(model) {
+Inject::Inject(std::vector<Fault> faults, Trainer& trainer) : trainer_(trainer) {
     for (Fault& fault : faults) {
         say("FAULT INJECTION: {} of rank {} at step {}\n", fault.kind, fault.rank, fault.step);
         if (fault.rank == this_rank) mine_.push_back(std::move(fault));
@@ -99,7 +98,11 @@ void Inject::gradients_ready(int64_t step) {
     for (const Fault& fault : mine_) {
         if (fault.kind != "wrong-group" || fault.step > step) continue;
         if (fault.step == step) strikes("wrong-group", step);
-        divide_again(fault);
+        for (const Param* param : trainer_.model.params()) {
+            if (!param->over_ep || (!fault.param.empty() && param->name != fault.param)) continue;
+            for (Tensor& part : trainer_.store->gradient_parts(*param))  // of the sum, what this rank has
+                scale(part, double(param->local.rows) / double(param->global_shape[0]));
+        }
     }
     if (strikes("deadlock", step)) trainer_.groups.tp->sum(0.0);
     if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
@@ -130,17 +133,12 @@ void Inject::put_nan(const Fault& fault) {
 
 // Its gradient is set to 0 after each backward pass of the unit, before the store reduces it.
 void Inject::leave_out(const Fault& fault) {
-    const std::vector<Param*> params = model_.params();
-    const Param* param = nullptr;
-    for (size_t i = 0; i < params.size() && !param; ++i) {
-        const Param* candidate = params[(params.size() / 2 + i) % params.size()];
-        if (fault.param.empty() ? candidate->is_matrix() : candidate->name == fault.param) param = candidate;
-    }
+    const Param* param = parameter_of(fault, trainer_.model, false);
     if (!param) {
         fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such parameter\n", this_rank);
         return;
     }
-    for (Unit* unit : model_.units_run()) {
+    for (Unit* unit : trainer_.model.units_run()) {
         const std::vector<Param*>& own = (unit->owner ? unit->owner : unit)->params;
         if (std::find(own.begin(), own.end(), param) == own.end()) continue;
         // The innermost wrapper: what it records runs before what the store has recorded.
@@ -157,30 +155,13 @@ void Inject::leave_out(const Fault& fault) {
                fault.step, param->name);
 }
 
-// The parts that this rank has of the summed gradients.
-void Inject::divide_again(const Fault& fault) {
-    for (Param* param : model_.params()) {
-        if (!param->over_ep || (!fault.param.empty() && param->name != fault.param)) continue;
-        for (Tensor& part : trainer_.store->gradient_parts(*param))
-            scale(part, double(param->local.rows) / double(param->global_shape[0]));
-    }
-}
-
 void Inject::flip_bit(const Fault& fault) {
-    const auto wanted = [&](const Param& param) { return fault.param.empty() || param.name == fault.param; };
-    Tensor weight;
-    const Param* param = nullptr;
-    const std::vector<Param*> params = model_.params();
-    // From a middle layer on: a row of the embedding is seldom used.
-    for (size_t i = 0; i < params.size() && !weight; ++i) {
-        const Param* candidate = params[(params.size() / 2 + i) % params.size()];
-        if (candidate->data && wanted(*candidate) && (candidate->is_matrix() || !fault.param.empty()))
-            weight = (param = candidate)->data;
-    }
+    const Param* param = parameter_of(fault, trainer_.model, true);
+    Tensor weight = param ? param->data : Tensor();
     if (!weight)  // ZeRO-3: a shard
         trainer_.store->for_each_state([&](const Segment& segment, const char*, Tensor&) {
-            if (!weight && wanted(*segment.param) && segment.data.size() > 0)
-                weight = segment.data, param = segment.param;
+            const bool wanted = fault.param.empty() || segment.param->name == fault.param;
+            if (!weight && wanted && segment.data.size() > 0) weight = segment.data, param = segment.param;
         });
     if (!weight) {
         fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such weight\n", this_rank);
@@ -190,11 +171,8 @@ void Inject::flip_bit(const Fault& fault) {
     Tensor there = weight.element_slice(element, {1}), here({1}, weight.dtype(), Device::cpu, Memory::workspace);
     copy(here, there);
     const double before = read(here)[0];
-    switch (weight.dtype()) {
-        case DType::f64: flip<uint64_t>(here, 51); break;
-        case DType::bf16: flip<uint16_t>(here, 6); break;
-        default: flip<uint32_t>(here, 22);
-    }
+    const int bit = weight.dtype() == DType::f64 ? 51 : weight.dtype() == DType::bf16 ? 6 : 22;
+    static_cast<uint8_t*>(here.raw())[bit / 8] ^= uint8_t(1 << bit % 8);  // little-endian
     copy(there, here);
     fmt::print(stderr, "FAULT INJECTION: rank {}: after step {}: {}, element {} of this rank's: {} becomes {}\n",
                this_rank, fault.step, param->name, element, before, read(here)[0]);
@@ -222,7 +200,7 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
     for (const std::string& item : items_of(text)) {
         const std::vector<std::string> parts = items_of(item, ':');
         const std::string& kind = parts[0];
-        if (!contains(kKinds, kind))
+        if (std::ranges::count(kKinds, kind) == 0)
             usage_error("--inject {}: unknown kind of fault; kinds: {}", item, list_of(kKinds));
         if (parts.size() < 3 || parts.size() > 4)
             usage_error("--inject {}: must be KIND:RANK:STEP, as in kill:0:3", item);
@@ -232,13 +210,12 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
             usage_error("--inject {}: valid steps are 1 to {}", item, options.steps);
         if (parts.size() == 4) {
             fault.param = parts[3];
-            if (!contains(kKindsWithParam, kind))
+            if (std::ranges::count(kKindsWithParam, kind) == 0)
                 usage_error("--inject {}: only {} take a parameter (try {}:{}:{})", item, list_of(kKindsWithParam),
                             kind, parts[1], parts[2]);
             Llama model(options.model, options.llama());
             const std::vector<Param*> params = model.params();
-            const auto is_it = [&](const Param* param) { return param->name == fault.param; };
-            const auto found = std::find_if(params.begin(), params.end(), is_it);
+            const auto found = std::ranges::find(params, fault.param, &Param::name);
             if (found == params.end())
                 usage_error("--inject {}: the model has no parameter \"{}\" (its first is {}, its last {})", item,
                             fault.param, params.front()->name, params.back()->name);

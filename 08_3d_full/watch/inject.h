@@ -36,8 +36,8 @@ struct Fault {
 class Inject : public RunControl {
   public:
     // Announces the faults, if any. Construct it when the trainer has its roles and the model its wrappers, before
-    // allocate(). The trainer and the model outlive this, and this outlives the run.
-    Inject(std::vector<Fault> faults, Trainer& trainer, Llama& model);
+    // allocate(). The trainer outlives this, and this outlives the run.
+    Inject(std::vector<Fault> faults, Trainer& trainer);
 
     void before_step(int64_t step) override;
     void gradients_ready(int64_t step) override;
@@ -48,11 +48,9 @@ class Inject : public RunControl {
     void put_nan(const Fault& fault);
     void flip_bit(const Fault& fault);
     void leave_out(const Fault& fault);  // prepares wrong-sum
-    void divide_again(const Fault& fault);
 
     std::vector<Fault> mine_;
     Trainer& trainer_;
-    Llama& model_;
     std::shared_ptr<bool> skip_ = std::make_shared<bool>(false);  // the next sum over a group
     double begin_ = 0;                                            // of the step
     bool slow_ = false, left_out_ = false;

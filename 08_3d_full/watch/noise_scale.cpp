@@ -19,12 +19,8 @@ double NoiseMoments::scale() const {
 }
 // end::moments[]
 
-NoiseScale::NoiseScale(Trainer& trainer, Llama& model, const TrainOptions& options)
-    : trainer_(trainer),
-      model_(model),
-      micro_batch_(options.micro_batch),
-      global_batch_(options.global_batch),
-      seq_len_(options.seq_len) {
+NoiseScale::NoiseScale(Trainer& trainer) : trainer_(trainer) {
+    Llama& model = trainer.model;
     int64_t count = 0;
     for (Unit* unit : model.units()) {
         const size_t i = matrices_.size();
@@ -51,14 +47,14 @@ std::string NoiseScale::why_not() const {
     const Groups& groups = trainer_.groups;
     if (const int cp = groups.dp_cp->size() / groups.dp->size(); cp > 1)
         return fmt::format("with --cp {} a rank's gradient is of parts of sequences", cp);
-    for (const Param* param : model_.params())
-        if (model_.is_matrix_of_one_use(*param) && param->partial_grad_group)
+    for (const Param* param : trainer_.model.params())
+        if (trainer_.model.is_matrix_of_one_use(*param) && param->partial_grad_group)
             return fmt::format("with --tp {} a rank's gradients of {} are partial", groups.tp->size(), param->name);
-    if (model_.config.multi_token) return "with --mtp on the head has two gradients";
+    if (trainer_.model.config.multi_token) return "with --mtp on the head has two gradients";
     if (trainer_.options.fp16()) return "with --dtype fp16 gradients are scaled";
-    if (model_.options.loss_chunk > 0 && groups.pp->size() > 1)
+    if (trainer_.model.options.loss_chunk > 0 && groups.pp->size() > 1)
         return "with --loss-chunk a pipeline's next micro-batch adds to the head's gradient early";
-    if (global_batch_ == micro_batch_)
+    if (trainer_.options.global_batch == trainer_.options.micro_batch)
         return "the global batch is one micro-batch of one rank (try a smaller --micro-batch)";
     return "";
 }
@@ -94,22 +90,23 @@ void NoiseScale::gradients_ready(int64_t) {
 void NoiseScale::complete(StepReport& report) {
     if (!measures_) return;
     const std::vector<double> sums = trainer_.groups.sum(squares_);
-    const double ranks = double(trainer_.groups.dp->size());
-    const double parts = double(trainer_.micro_batches(report.step)) * ranks, b_small = double(micro_batch_);
+    const double ranks = double(trainer_.groups.dp->size()), b_small = double(trainer_.options.micro_batch);
+    const double parts = double(trainer_.micro_batches(report.step)) * ranks;
     // The loss is scaled by the tokens of the global batch, so a micro-batch's gradient is 1 / parts of its mean.
     if (parts > 1) moments_.add(sums[0] / ranks * parts * parts, sums[1], b_small, b_small * parts);
-    report.noise_scale = moments_.scale() * double(seq_len_);
+    report.noise_scale = moments_.scale() * double(trainer_.options.seq_len);
 }
 
 void NoiseScale::finish() {
     if (!measures_ || moments_.weight == 0) return;
     const double sequences = moments_.scale();
+    const int64_t seq_len = trainer_.options.seq_len;
     if (moments_.weight < NoiseMoments::kEnough)
         return trainer_.note("noise scale: not known yet: fewer than 20 steps were measured", nullptr);
     trainer_.note(
         std::isfinite(sequences)
             ? fmt::format("noise scale {} tokens: the critical batch is about {:.{}f} sequences of {}",
-                          human_count(sequences * double(seq_len_)), sequences, sequences < 10 ? 1 : 0, seq_len_)
+                          human_count(sequences * double(seq_len)), sequences, sequences < 10 ? 1 : 0, seq_len)
             : "noise scale: not known yet: an average of its two estimates is not positive (try more --steps)",
         nullptr);
 }

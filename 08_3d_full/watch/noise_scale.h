@@ -31,7 +31,7 @@ struct NoiseMoments {
 class NoiseScale : public RunControl {
   public:
     // Wraps the units of the model, inside of what a ParamStore wraps around them: construct it before the store.
-    NoiseScale(Trainer& trainer, Llama& model, const TrainOptions& options);
+    explicit NoiseScale(Trainer& trainer);
     NoiseScale(const NoiseScale&) = delete;
 
     void before_step(int64_t step) override;
@@ -44,8 +44,6 @@ class NoiseScale : public RunControl {
     void backward_ended(size_t unit);
 
     Trainer& trainer_;
-    Llama& model_;
-    const int64_t micro_batch_, global_batch_, seq_len_;
     std::vector<std::vector<Param*>> matrices_;  // of each unit
     std::vector<int64_t> first_sum_;             // of each unit in sums_
     std::vector<bool> measured_;                 // whether the unit's first backward pass of the step has ended

@@ -61,6 +61,22 @@ double rate_to_next(const Comm& group, const Tensor& message, Device device) {
     return rate;
 }
 
+// All-reduces of a large tensor, in bytes that a rank sends, and messages of one element to the next rank: bytes per
+// second, and seconds.
+std::pair<double, double> measure_link(const Comm& group, Device device) {
+    constexpr int kSmallCalls = 101;
+    const int64_t elements = device == Device::cuda ? 1 << 26 : 1 << 18;
+    Tensor large({elements}, DType::f32, device, Memory::comm), in = Tensor::like(large, Memory::comm);
+    fill(large, 0);
+    const Tensor out = large.element_slice(0, {1}), received = in.element_slice(0, {1});
+    group.barrier().wait();
+    const double latency = median_seconds(device, kSmallCalls, [&] { group.ring_shift(out, received).wait(); });
+    group.barrier().wait();
+    const double seconds = median_seconds(device, 4 * kCalls, [&] { group.all_reduce(large).wait(); });
+    const double sent = 2.0 * (group.size() - 1) / group.size() * double(large.bytes());
+    return {sent / std::max(seconds - 2 * (group.size() - 1) * latency, 0.1 * seconds), latency};
+}
+
 // "node-0: ranks 0 to 7, node-1: ranks 8 to 15"
 std::string text_of(const std::vector<std::string>& hosts) {
     std::string text;
@@ -128,31 +144,6 @@ ProbeResult probe(const Comm& world, const MeshComms& ranks, Device device, DTyp
     return result;
 }
 
-namespace {
-
-struct MeasuredLink {
-    double bytes_per_s = 0, seconds = 0;
-};
-
-// All-reduces of a large tensor, in bytes that a rank sends, and messages of one element to the next rank.
-MeasuredLink measure_link(const Comm& group, Device device) {
-    constexpr int kSmallCalls = 101;
-    const int64_t elements = device == Device::cuda ? 1 << 26 : 1 << 18;
-    Tensor large({elements}, DType::f32, device, Memory::comm), in = Tensor::like(large, Memory::comm);
-    fill(large, 0);
-    const Tensor out = large.element_slice(0, {1}), received = in.element_slice(0, {1});
-    group.barrier().wait();
-    MeasuredLink link;
-    link.seconds = median_seconds(device, kSmallCalls, [&] { group.ring_shift(out, received).wait(); });
-    group.barrier().wait();
-    const double seconds = median_seconds(device, 4 * kCalls, [&] { group.all_reduce(large).wait(); });
-    const double sent = 2.0 * (group.size() - 1) / group.size() * double(large.bytes());
-    link.bytes_per_s = sent / std::max(seconds - 2 * (group.size() - 1) * link.seconds, 0.1 * seconds);
-    return link;
-}
-
-}  // namespace
-
 std::string probe_links(const Comm& world, Device device) {
     if (world.size() == 1) usage_error("--probe-file: one rank has no links (try mpirun -np 2)");
     const int64_t per_node = ranks_on_this_node(), nodes = world.size() / per_node;
@@ -163,9 +154,8 @@ std::string probe_links(const Comm& world, Device device) {
     nlohmann::ordered_json file = {{"nodes", nodes}, {"gpus_per_node", per_node}};
     if (device == Device::cpu) file["cores"] = std::thread::hardware_concurrency();
     const auto measure = [&](const char* key, const Comm& group) {
-        MeasuredLink link;
-        if (group.size() > 1) link = measure_link(group, device);
-        const std::vector<double> rates = world.gather({link.bytes_per_s}), latencies = world.gather({link.seconds});
+        const auto [rate, latency] = group.size() > 1 ? measure_link(group, device) : std::pair(0.0, 0.0);
+        const std::vector<double> rates = world.gather({rate}), latencies = world.gather({latency});
         const double shares = device == Device::cpu && key == std::string("rail") ? double(per_node) : 1;  // of a rail
         if (group.size() > 1)
             file[key] = {{"bytes_per_s", std::round(shares * median(rates))}, {"seconds", median(latencies)}};
@@ -215,14 +205,15 @@ void check_machines(Program& p, const MeshComms& ranks, Probing probing, Optiona
 
 void add_probe_flag(CommandLine& flags, Probing& probing, OptionalOutput& links) {
     flags.group("Output");
-    flags.add_word(
-        "--probe",
-        [&probing](const std::string& word) {
-            probing = word == "strict" ? Probing::strict : word == "on" ? Probing::on : Probing::off;
-        },
-        "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
-        one_of({"off", "on", "strict"}));
-    flags.at("--probe").default_text("off");
+    const auto read = [&probing](const std::string& word) {
+        probing = word == "strict" ? Probing::strict : word == "on" ? Probing::on : Probing::off;
+    };
+    flags
+        .add_word(
+            "--probe", read,
+            "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
+            one_of({"off", "on", "strict"}))
+        .default_text("off");
     flags.add_output(links, "FILE.json: write the links that --probe measures, as a part of a cluster file");
 }
 

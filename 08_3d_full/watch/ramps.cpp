@@ -6,13 +6,8 @@
 
 #include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/flags.h"
 
 namespace train70b {
-
-int64_t Ramp::linear(int64_t step) const { return step > steps ? to : from + (to - from) * (step - 1) / steps; }
-
-std::string Ramp::text() const { return fmt::format("{}:{}:{}", from, to, steps); }
 
 std::string ramp_problem(const std::string& text) {
     const std::vector<std::string> parts = items_of(text, ':');
@@ -32,18 +27,15 @@ Ramp parse_ramp(const std::string& text) {
 }
 
 void add_ramp_flags(Flags& flags, Ramps& ramps) {
-    const Check check{ramp_problem, "FROM:TO:STEPS"};
     flags.group("Data");
-    flags
-        .add_word(
-            "--batch-ramp", [&](const std::string& text) { ramps.batch = parse_ramp(text); },
-            "the global batch grows from FROM to TO sequences (--global-batch) over the first STEPS steps", check)
-        .default_text("");
-    flags
-        .add_word(
-            "--seq-ramp", [&](const std::string& text) { ramps.seq = parse_ramp(text); },
-            "sequences grow from FROM to TO tokens (--seq-len); the tokens of a step stay the same", check)
-        .default_text("");
+    const auto add = [&](const char* flag, Ramp& ramp, const char* text) {
+        const auto read = [&ramp](const std::string& word) { ramp = parse_ramp(word); };
+        flags.add_word(flag, read, text, {ramp_problem, "FROM:TO:STEPS"}).default_text("");
+    };
+    add("--batch-ramp", ramps.batch,
+        "the global batch grows from FROM to TO sequences (--global-batch) over the first STEPS steps");
+    add("--seq-ramp", ramps.seq,
+        "sequences grow from FROM to TO tokens (--seq-len); the tokens of a step stay the same");
 }
 
 int64_t ramp_micro_batch(const Ramps& ramps, int64_t dp) {

@@ -8,12 +8,12 @@
 namespace train70b {
 
 // FROM:TO:STEPS. Step s has the size FROM + (TO - FROM) (s - 1) / STEPS, rounded down to a size that is allowed, and TO
-// after STEPS steps.
+// after STEPS steps. linear(): before rounding; step from 1.
 struct Ramp {
     int64_t from = 0, to = 0, steps = 0;  // steps 0: no ramp
     explicit operator bool() const { return steps > 0; }
-    int64_t linear(int64_t step) const;  // before rounding; step from 1
-    std::string text() const;            // "4:16:100"
+    int64_t linear(int64_t step) const { return step > steps ? to : from + (to - from) * (step - 1) / steps; }
+    std::string text() const { return fmt::format("{}:{}:{}", from, to, steps); }
 };
 Ramp parse_ramp(const std::string& text);           // of a text without a problem
 std::string ramp_problem(const std::string& text);  // for the flag's check: what is wrong, or ""

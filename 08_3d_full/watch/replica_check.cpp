@@ -1,5 +1,6 @@
 #include "08_3d_full/watch/replica_check.h"
 
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -21,10 +22,8 @@ uint32_t checksum_of(const Tensor& x) {
 }
 
 std::string list_of(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < ranks.size(); ++i)
-        text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
-    return text;
+    if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
+    return fmt::format("ranks {} and {}", fmt::join(ranks.begin(), ranks.end() - 1, ", "), ranks.back());
 }
 
 // Whether embedding and head are on two pipeline ranks; in a V they are on one.
@@ -51,94 +50,48 @@ Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
             .single = model.is_sparse() && config.mesh.ep == config.mesh.stage_ranks()};
 }
 
-}  // namespace
+// What other ranks may have a copy of.
+struct Copy {
+    const Param* param;
+    std::string what;  // "weight", "exp_avg", ...
+    uint32_t identity, checksum;
+};
 
-ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const Comm& world,
-                           const ParallelConfig& config)
-    : every_(every), trainer_(trainer), model_(model), world_(world) {
-    if (every == 0) return;
-    const Compared what = compared(model.config, config);
-    const char* over = config.zero.stage == 0 ? "over the data-parallel ranks" : "over the replicas of a shard";
-    std::string yes, no;
-    const auto add = [](std::string& text, const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
-    if (what.weights) add(yes, "weights over the data-parallel ranks");
-    if (what.states) add(yes, fmt::format("{}optimizer states {}", what.weights ? "" : "weights and ", over));
-    if (what.tp) add(yes, "parameters that tensor-parallel ranks replicate, with their states");
-    if (what.stages) add(yes, "the embedding's matrix of first and last stage, with its states");
-    if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
-    if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
-    if (what.single && (what.weights || what.states)) add(no, "what is divided over ep, which has one copy");
-    say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
-        no.empty() ? "" : " (not compared: " + no + ")");
+// x: what is stored of elements [offset, offset + size) of the parameter's local rectangle.
+Copy copy_of(const Param& param, const std::string& what, int64_t offset, int64_t size, const Tensor& x) {
+    const Rect& at = param.local;
+    const std::string name = fmt::format("{} {} {} {} {} {} {} {}", what, param.name, at.row_begin, at.rows,
+                                         at.col_begin, at.cols, offset, size);
+    return {&param, what, checksum_of(name.data(), int64_t(name.size())), checksum_of(x)};
 }
 
-void ReplicaCheck::before_step(int64_t step) {
-    if (good_ < 0) good_ = step - 1;
-    last_ = step;
-}
-
-void ReplicaCheck::gradients_ready(int64_t step) {
-    if (every_ > 0 && step % every_ == 0) check(step);
-}
-
-void ReplicaCheck::check(int64_t step) {
-    const std::string line = difference();
-    const std::vector<double> found = world_.gather({line.empty() ? 0.0 : 1.0});
-    const auto first = std::find(found.begin(), found.end(), 1.0);
-    if (first == found.end()) {
-        good_ = step - 1;
-        return;
-    }
-    if (first - found.begin() == world_.rank())
-        fmt::print(stderr,
-                   "rank {}: --replica-check: after step {}: {}; resume from the newest checkpoint before step {}\n",
-                   world_.rank(), step - 1, line, good_ + 1);
-    // Rank 0 may not know the tensor.
-    trainer_.note(fmt::format("replicas differ after step {}; after step {} they were equal", step - 1, good_),
-                  {{"event", "replicas_differ"}, {"step", step - 1}, {"equal", good_}});
-    throw EarlyEnd{1};
-}
-
-void ReplicaCheck::finish() {
-    if (every_ > 0) check(last_ + 1);
-}
-
-std::vector<ReplicaCheck::Copy> ReplicaCheck::weights() const {
+std::vector<Copy> weights_of(Llama& model) {
     std::vector<Copy> copies;
-    for (const Param* param : model_.params()) {
-        if (!param->data) continue;
-        const Rect& at = param->local;
-        const std::string name =
-            fmt::format("{} {} {} {} {}", param->name, at.row_begin, at.rows, at.col_begin, at.cols);
-        copies.push_back({param, "weight", checksum_of(name.data(), int64_t(name.size())), checksum_of(param->data)});
-    }
+    for (const Param* param : model.params())
+        if (param->data) copies.push_back(copy_of(*param, "weight", 0, param->data.size(), param->data));
     return copies;
 }
 
-std::vector<ReplicaCheck::Copy> ReplicaCheck::states() const {
+std::vector<Copy> states_of(ParamStore& store) {
     std::vector<Copy> copies;
-    const auto add = [&](const Segment& segment, const std::string& what, const Tensor& x) {
-        if (!x) return;
-        const Rect& at = segment.param->local;
-        const std::string name = fmt::format("{} {} {} {} {} {} {} {}", what, segment.param->name, at.row_begin,
-                                             at.rows, at.col_begin, at.cols, segment.offset, segment.data.size());
-        copies.push_back({segment.param, what, checksum_of(name.data(), int64_t(name.size())), checksum_of(x)});
-    };
     const void* previous = nullptr;  // segment's data
-    trainer_.store->for_each_state([&](const Segment& segment, const char* name, Tensor& state) {
+    store.for_each_state([&](const Segment& segment, const char* name, Tensor& state) {
         if (!segment.data) return;
+        const auto add = [&](const std::string& what, const Tensor& x) {
+            if (x) copies.push_back(copy_of(*segment.param, what, segment.offset, segment.data.size(), x));
+        };
         // With a master weight, "weight" is that. Shards, and what is offloaded, are compared here.
-        const bool kept = segment.param->data && segment.data.same_memory(segment.param->data);  // in weights()
-        if (segment.data.raw() != previous && !kept) add(segment, "weight", segment.data);
+        const bool kept = segment.param->data && segment.data.same_memory(segment.param->data);  // in weights_of()
+        if (segment.data.raw() != previous && !kept) add("weight", segment.data);
         previous = segment.data.raw();
-        if (state.same_memory(segment.data)) return;
-        add(segment, name == std::string("weight") ? "master weight" : name, state);
+        if (!state.same_memory(segment.data)) add(name == std::string("weight") ? "master weight" : name, state);
     });
     return copies;
 }
 
-std::string ReplicaCheck::compare(const Group& group, const std::vector<Copy>& copies) const {
-    std::vector<double> sent = {double(world_.rank())};
+// The first difference, as ReplicaCheck::difference() has it.
+std::string compare(const Group& group, const std::vector<Copy>& copies) {
+    std::vector<double> sent = {double(this_rank)};
     for (const Copy& copy : copies) sent.insert(sent.end(), {double(copy.identity), double(copy.checksum)});
     const std::vector<double> all = group.gather(sent);
     CHECK(all.size() == sent.size() * size_t(group.size()), "{} numbers of {} ranks", all.size(), group.size());
@@ -172,8 +125,51 @@ std::string ReplicaCheck::compare(const Group& group, const std::vector<Copy>& c
     return text;
 }
 
+}  // namespace
+
+ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, const Comm& world, const ParallelConfig& config)
+    : every_(every), trainer_(trainer), world_(world) {
+    if (every == 0) return;
+    const Compared what = compared(trainer.model.config, config);
+    const char* over = config.zero.stage == 0 ? "over the data-parallel ranks" : "over the replicas of a shard";
+    std::string yes, no;
+    const auto add = [](std::string& text, const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
+    if (what.weights) add(yes, "weights over the data-parallel ranks");
+    if (what.states) add(yes, fmt::format("{}optimizer states {}", what.weights ? "" : "weights and ", over));
+    if (what.tp) add(yes, "parameters that tensor-parallel ranks replicate, with their states");
+    if (what.stages) add(yes, "the embedding's matrix of first and last stage, with its states");
+    if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
+    if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
+    if (what.single && (what.weights || what.states)) add(no, "what is divided over ep, which has one copy");
+    say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
+        no.empty() ? "" : " (not compared: " + no + ")");
+}
+
+void ReplicaCheck::before_step(int64_t step) {
+    if (good_ < 0) good_ = step - 1;
+    last_ = step;
+}
+
+void ReplicaCheck::check(int64_t step) {
+    const std::string line = difference();
+    const std::vector<double> found = world_.gather({line.empty() ? 0.0 : 1.0});
+    const auto first = std::find(found.begin(), found.end(), 1.0);
+    if (first == found.end()) {
+        good_ = step - 1;
+        return;
+    }
+    if (first - found.begin() == world_.rank())
+        fmt::print(stderr,
+                   "rank {}: --replica-check: after step {}: {}; resume from the newest checkpoint before step {}\n",
+                   world_.rank(), step - 1, line, good_ + 1);
+    // Rank 0 may not know the tensor.
+    trainer_.note(fmt::format("replicas differ after step {}; after step {} they were equal", step - 1, good_),
+                  {{"event", "replicas_differ"}, {"step", step - 1}, {"equal", good_}});
+    throw EarlyEnd{1};
+}
+
 std::string ReplicaCheck::difference() {
-    const std::vector<Copy> kept = weights(), updated = states();
+    const std::vector<Copy> kept = weights_of(trainer_.model), updated = states_of(*trainer_.store);
     const Groups& groups = trainer_.groups;
     std::string text;
     const auto add = [&](const GroupPtr& group, std::vector<Copy> copies, const auto& is_of_group) {
@@ -192,7 +188,7 @@ std::string ReplicaCheck::difference() {
     std::vector<Copy> all = kept;
     all.insert(all.end(), updated.begin(), updated.end());
     add(groups.tp, all, [](const Param& param) { return param.replicas > 1; });
-    const Param& tied = model_.embed_tokens;
+    const Param& tied = trainer_.model.embed_tokens;
     if (tied.partial_grad_group) add(tied.partial_grad_group, all, [&](const Param& param) { return &param == &tied; });
     return text;
 }

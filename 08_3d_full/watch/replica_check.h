@@ -18,30 +18,25 @@ namespace train70b {
 
 class ReplicaCheck : public RunControl {
   public:
-    // Prints what is compared; every 0: nothing is. The trainer and the model outlive this.
-    ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const Comm& world, const ParallelConfig& config);
+    // Prints what is compared; every 0: nothing is. The trainer outlives this.
+    ReplicaCheck(int64_t every, Trainer& trainer, const Comm& world, const ParallelConfig& config);
 
     void before_step(int64_t step) override;
-    void gradients_ready(int64_t step) override;
-    void finish() override;
+    void gradients_ready(int64_t step) override {
+        if (every_ > 0 && step % every_ == 0) check(step);
+    }
+    void finish() override {
+        if (every_ > 0) check(last_ + 1);
+    }
 
     // The first difference, as text, on the ranks that hold the tensor; elsewhere empty. Collective.
     std::string difference();
 
   private:
-    struct Copy {
-        const Param* param;
-        std::string what;  // "weight", "exp_avg", ...
-        uint32_t identity, checksum;
-    };
-    std::vector<Copy> weights() const;
-    std::vector<Copy> states() const;
-    std::string compare(const Group& group, const std::vector<Copy>& copies) const;
     void check(int64_t step);  // the state after step - 1
 
     const int64_t every_;
     Trainer& trainer_;
-    Llama& model_;
     const Comm world_;
     int64_t good_ = -1;  // the last step after which all replicas were equal
     int64_t last_ = 0;   // step

@@ -77,11 +77,11 @@ void check_watch(const WatchOptions& o, const TrainOptions& training) {
         usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
 }
 
-Watch::Watch(const WatchOptions& o, Trainer& trainer, Llama& model)
+Watch::Watch(const WatchOptions& o, Trainer& trainer)
     : spike_alarm_(trainer, o.spike_window, o.spike_z),
-      load_alarm_(std::make_unique<LoadAlarm>(trainer, LoadAlarm::threshold(o.load_alarm, model.config))) {
+      load_alarm_(std::make_unique<LoadAlarm>(trainer, LoadAlarm::threshold(o.load_alarm, trainer.model.config))) {
     trainer.controls.insert(trainer.controls.end(), {&spike_alarm_, load_alarm_.get()});
-    if (o.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, trainer.options));
+    if (o.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer));
 }
 
 }  // namespace train70b

@@ -59,7 +59,7 @@ class Watch {
   public:
     // Adds its controls. Construct it before the store, inside of which the noise scale wraps the units. It outlives
     // the run.
-    Watch(const WatchOptions& options, Trainer& trainer, Llama& model);
+    Watch(const WatchOptions& options, Trainer& trainer);
     Watch(const Watch&) = delete;
 
   private:

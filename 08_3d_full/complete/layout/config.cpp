@@ -3,8 +3,6 @@
 #include "02_data_parallel/runtime/connect.h"
 #include "03_zero/complete/flags.h"
 #include "04_tensor_parallel/complete/flags.h"
-#include "05_pipeline/complete/flags.h"
-#include "06_context_parallel/complete/flags.h"
 #include "07_fp8/complete/flags.h"
 
 namespace train70b {
