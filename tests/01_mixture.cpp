@@ -165,7 +165,6 @@ TEST_CASE("several sources as one stream; one of weight 0 is held out wholly") {
     REQUIRE(data.parts().size() == 3);
     EXPECT(data.parts()[0].name == "a.txt");
     EXPECT(data.train_tokens() == 900 + 450);
-    EXPECT(data.longest_sequence() == 99);
     EXPECT(data.parts()[0].source->validation_samples() == 6);
     EXPECT(data.parts()[1].source->validation_samples() == 3);
     EXPECT(data.parts()[2].source->validation_samples() == 6);  // of all of its 99 targets

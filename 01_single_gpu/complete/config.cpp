@@ -56,36 +56,30 @@ LlamaConfig preset(const std::string& name) { return find_entry(kPresets, "--mod
 namespace {
 constexpr double kMaxParameters = 1e15;  // more than any machine holds; their bytes still fit into 64 bits
 
-double approximate_parameters(const LlamaConfig& c) {  // in double: products of these dimensions may overflow
+// Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
+void check_size(const LlamaConfig& c, const DimensionNames& n) {
+    // In double: products of these dimensions may overflow.
     const double E = double(c.hidden), D = c.head_size > 0 ? double(c.head_size) : E / double(c.heads);
     const double q = double(c.heads) * D, kv = double(c.kv_heads) * D;
     const double mlps = double(c.ffn) + double(c.experts.count + c.experts.shared) * double(c.experts.ffn);
     const double latents = double(c.latent.kv_rank) + double(c.latent.q_rank) + double(c.latent.rope_dim);
-    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * mlps * E + latents * (E + 4 * q)) + E +
-           2 * double(c.vocab) * E;
-}
-
-// Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
-void check_size(const LlamaConfig& c, const DimensionNames& n) {
-    if (approximate_parameters(c) <= kMaxParameters) return;
-    struct Dimension {
-        const char* name;
-        int64_t LlamaConfig::*value;
-    };
+    const double block = 2 * E + 2 * q * E + 2 * kv * E + 3 * mlps * E + latents * (E + 4 * q);
+    if (double(c.layers) * block + E + 2 * double(c.vocab) * E <= kMaxParameters) return;
     const LlamaConfig largest = preset("405b");
-    Dimension worst{};
+    std::pair<const char*, int64_t LlamaConfig::*> worst{};
     double excess = 0;
-    for (const Dimension& d : {Dimension{n.layers, &LlamaConfig::layers},
-                               {n.hidden, &LlamaConfig::hidden},
-                               {n.heads, &LlamaConfig::heads},
-                               {n.ffn, &LlamaConfig::ffn},
-                               {n.vocab, &LlamaConfig::vocab}}) {
-        if (d.value == &LlamaConfig::heads && c.head_size == 0) continue;  // they divide the hidden size
-        if (const double ratio = double(c.*d.value) / double(largest.*d.value); ratio > excess)
+    for (const auto& d : {std::pair(n.layers, &LlamaConfig::layers),
+                          {n.hidden, &LlamaConfig::hidden},
+                          {n.heads, &LlamaConfig::heads},
+                          {n.ffn, &LlamaConfig::ffn},
+                          {n.vocab, &LlamaConfig::vocab}}) {
+        if (d.second == &LlamaConfig::heads && c.head_size == 0) continue;  // they divide the hidden size
+        if (const double ratio = double(c.*d.second) / double(largest.*d.second); ratio > excess)
             excess = ratio, worst = d;
     }
-    usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, worst.name,
-                c.*worst.value, largest.name, worst.name, largest.*worst.value);
+    const auto& [name, value] = worst;
+    usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, name,
+                c.*value, largest.name, name, largest.*value);
 }
 
 void check_latent(const LlamaConfig& c, const DimensionNames& n) {
@@ -131,17 +125,17 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
         usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.heads, c.heads, n.kv_heads, c.kv_heads,
                     n.kv_heads, std::gcd(c.heads, c.kv_heads));
     const std::string head_dim =
-        c.latent.kv_rank > 0
+        c.is_latent()
             ? fmt::format("{} {} + {} {} = {}", n.head_dim, c.value_dim(), n.rope_dim, c.latent.rope_dim, c.head_dim())
         : c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
                           : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
-    if (c.latent.kv_rank > 0)
+    if (c.is_latent())
         check_latent(c, n);
     else if (c.head_dim() % 2 != 0)
         usage_error("{}{}: the head size must be even, because RoPE rotates pairs", n.where, head_dim);
     if (c.head_dim() > kMaxHeadDim)
         usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
-                    c.head_size > 0 || c.latent.kv_rank > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
+                    c.head_size > 0 || c.is_latent() ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
     if (c.window == 1 || c.window < 0)
@@ -151,10 +145,10 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
 }
 
 void check_llama(const LlamaConfig& c) {
-    const std::string flag = c.experts.count > 0    ? fmt::format("--experts {}", c.experts.count)
-                             : c.latent.kv_rank > 0 ? fmt::format("--kv-lora-rank {}", c.latent.kv_rank)
-                             : c.multi_token        ? "--mtp on"
-                                                    : "";
+    const std::string flag = c.experts.count > 0 ? fmt::format("--experts {}", c.experts.count)
+                             : c.is_latent()     ? fmt::format("--kv-lora-rank {}", c.latent.kv_rank)
+                             : c.multi_token     ? "--mtp on"
+                                                 : "";
     if (!flag.empty())
         usage_error(
             "{}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, 05_pipeline or "
@@ -162,18 +156,16 @@ void check_llama(const LlamaConfig& c) {
             flag);
 }
 
-namespace {
-double scaled(double inv_freq, const RopeScaling& s) {
+static double scaled(double inv_freq, const RopeScaling& s) {
     if (s.linear) return inv_freq / s.factor;
     const double turns = double(s.original_context) * inv_freq / (2 * std::numbers::pi);  // within the original context
     const double kept = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     return kept * inv_freq + (1 - kept) * inv_freq / s.factor;
 }
-}  // namespace
 
 Rope LlamaConfig::rope() const {
     Rope rope;
-    rope.head_dim = static_cast<int>(latent.kv_rank > 0 ? latent.rope_dim : head_dim());
+    rope.head_dim = static_cast<int>(is_latent() ? latent.rope_dim : head_dim());
     for (int i = 0; i < rope.head_dim / 2; ++i) {
         const double inv_freq = std::pow(rope_theta, -2.0 * i / rope.head_dim);
         rope.inv_freq[i] = rope_scaling ? scaled(inv_freq, *rope_scaling) : inv_freq;
@@ -183,7 +175,7 @@ Rope LlamaConfig::rope() const {
 
 int64_t LlamaConfig::block_matrices(int64_t tp) const {
     int64_t qkv = (q_width(tp) + 2 * kv_width(tp)) * hidden;
-    if (latent.kv_rank > 0)
+    if (is_latent())
         qkv = (latent.q_rank + latent.kv_rank + latent.rope_dim) * hidden +
               q_width(tp) * (latent.q_rank > 0 ? latent.q_rank : hidden) + 2 * out_width() / tp * latent.kv_rank;
     return qkv + out_width() / tp * hidden  // o
@@ -204,17 +196,6 @@ int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
     return layers * block_parameters() + sparse_layers() * more + hidden + (tied ? 1 : 2) * vocab * hidden + module;
 }
 
-double LlamaConfig::window_share() const {
-    int64_t count = 0;
-    for (int64_t layer = 0; layer < layers; ++layer) count += has_window(layer);
-    return double(count) / double(layers);
-}
-
-double LlamaConfig::attended(double seq_len) const {
-    const double W = std::min(double(window), seq_len);
-    return seq_len - window_share() * (seq_len - W * (2 - W / seq_len));
-}
-
 double flops_per_token(const LlamaConfig& c, double attended) {
     const int64_t uses = 1 + c.multi_token;  // of the head
     const double active = double(c.active_parameters() + (uses - (c.tied ? 1 : 2)) * c.vocab * c.hidden);
@@ -222,12 +203,10 @@ double flops_per_token(const LlamaConfig& c, double attended) {
     return 6.0 * active + 3.0 * double(blocks * (c.q_width() + c.out_width())) * attended;  // scores, values
 }
 
-namespace {
 const std::vector<Named<Recompute>> kRecomputeLevels = {{"none", Recompute::none},
                                                         {"pointwise", Recompute::pointwise},
                                                         {"selective", Recompute::selective},
                                                         {"full", Recompute::full}};
-}  // namespace
 
 std::vector<std::string> recompute_names() { return names_of(kRecomputeLevels); }
 

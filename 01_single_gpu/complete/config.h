@@ -79,6 +79,7 @@ struct LlamaConfig {
     std::string family;  // model_type; empty: the first that fits
     std::string kept;    // other keys of its config.json, as a JSON object
 
+    bool is_latent() const { return latent.kv_rank > 0; }
     int64_t value_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t head_dim() const { return value_dim() + latent.rope_dim; }
     int64_t out_width() const { return heads * value_dim(); }   // columns of o_proj
@@ -98,9 +99,16 @@ struct LlamaConfig {
     }
     int64_t window_of(int64_t layer) const { return has_window(layer) ? window : 0; }
     bool hides_keys(int64_t seq_len) const { return window > 0 && window < seq_len; }
-    double window_share() const;  // of the layers
+    double window_share() const {  // of the layers
+        int64_t count = 0;
+        for (int64_t layer = 0; layer < layers; ++layer) count += has_window(layer);
+        return double(count) / double(layers);
+    }
     // Twice the keys that a token sees, in the mean of the layers and of a sequence's tokens; without windows seq_len.
-    double attended(double seq_len) const;
+    double attended(double seq_len) const {
+        const double W = std::min(double(window), seq_len);
+        return seq_len - window_share() * (seq_len - W * (2 - W / seq_len));
+    }
 
     bool is_sparse() const { return experts.count > 0; }  // some layers have experts
     bool is_sparse(int64_t layer) const { return experts.count > 0 && layer >= experts.dense_layers; }

@@ -57,13 +57,4 @@ void LossScale::end_step(const Groups&, StepReport& report, bool) {
             report.step));
 }
 
-StepState::Rows LossScale::rows() const {
-    return {.kind = "loss_scale/", .names = {"scale"}, .width = 2, .values = {float(scale_), float(finite_)}};
-}
-
-void LossScale::restore(const Rows& rows) {
-    if (dynamic_) scale_ = rows.values[0];
-    finite_ = int64_t(rows.values[1]);
-}
-
 }  // namespace train70b

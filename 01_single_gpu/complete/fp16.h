@@ -22,11 +22,15 @@ class LossScale : public StepState {
     explicit LossScale(double fixed) : dynamic_(fixed == 0), scale_(fixed > 0 ? fixed : kFirst) {}
 
     double scale() const { return scale_; }
-    bool dynamic() const { return dynamic_; }
     // CommonError where the scale falls below 1: it is not small gradients that overflow.
     void end_step(const Groups&, StepReport& report, bool updated) override;
-    Rows rows() const override;
-    void restore(const Rows& rows) override;
+    Rows rows() const override {
+        return {.kind = "loss_scale/", .names = {"scale"}, .width = 2, .values = {float(scale_), float(finite_)}};
+    }
+    void restore(const Rows& rows) override {
+        if (dynamic_) scale_ = rows.values[0];
+        finite_ = int64_t(rows.values[1]);
+    }
 
   private:
     const bool dynamic_;

@@ -17,16 +17,10 @@ QKV heads_of(Tape& tape, const Var& q_in, const Var& kv, const Var& k_rope, cons
         latent_heads(parts[0], parts[1], parts[2], q_in, kv, k_rope, positions, rope);
         return parts;
     };
-    const auto [q, k, v] = make(q_in.data, kv.data, k_rope.data);
-    QKV result{{.data = q}, {.data = k}, {.data = v}};
-    if (tape.recompute_pointwise) {
-        const Lazy<std::array<Tensor, 3>> parts([make, q_in = Saved(q_in), kv = Saved(kv), k_rope = Saved(k_rope)] {
-            return make(q_in.get(), kv.get(), k_rope.get());
-        });
-        result.q.recomputed = Lazy<Tensor>([parts] { return parts.get()[0]; });
-        result.k.recomputed = Lazy<Tensor>([parts] { return parts.get()[1]; });
-        result.v.recomputed = Lazy<Tensor>([parts] { return parts.get()[2]; });
-    }
+    const QKV result = make_qkv(tape, make(q_in.data, kv.data, k_rope.data),
+                                [make, q_in = Saved(q_in), kv = Saved(kv), k_rope = Saved(k_rope)] {
+                                    return make(q_in.get(), kv.get(), k_rope.get());
+                                });
     tape.record([positions, rope, kv_width = kv.data.cols(), dq_in = q_in.grad, dkv = kv.grad, dk_rope = k_rope.grad,
                  dq = result.q.grad, dk = result.k.grad, dv = result.v.grad] {
         Tensor q_part = Tensor::like(*dq), kv_part = empty(*dq, kv_width), rope_part = empty(*dq, rope.head_dim);
@@ -55,27 +49,6 @@ LatentAttention::LatentAttention(const LlamaConfig& c, const std::string& prefix
     down.weights.push_back(&kv_a_proj);
     q_up.weights = {&q_proj};
     kv_up.weights = {&kv_b_proj};
-}
-
-std::vector<Param*> LatentAttention::undivided() {
-    std::vector<Param*> list = down.weights;  // one behind the other: one product
-    if (down.weights.size() > 1) list.push_back(&q_a_norm);
-    list.push_back(&kv_a_norm);
-    return list;
-}
-
-std::vector<Param*> LatentAttention::params() {
-    std::vector<Param*> list = undivided();
-    list.insert(list.end(), {&q_proj, &kv_b_proj});
-    return list;
-}
-
-Var LatentAttention::up(Tape& tape, const Var& latent, Linear& linear) const {
-    Var y = linear(tape, latent);
-    if (tape.recompute_attention)
-        y.recomputed =
-            Lazy<Tensor>([x = Saved(latent), &linear] { return matmul(x.get(), linear.weight(), Transpose::b); });
-    return y;
 }
 
 QKV LatentAttention::operator()(Tape& tape, const Var& x, const Tensor& positions, const TensorParallelOps& ranks) {

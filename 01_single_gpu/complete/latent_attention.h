@@ -25,15 +25,30 @@ class LatentAttention {
     Param q_a_proj, q_a_norm, kv_a_proj, kv_a_norm;  // the first two with Q > 0
     Param q_proj, kv_b_proj;                         // q_proj: Hugging Face's q_b_proj, with Q = 0 its q_proj
     Linear down, q_up, kv_up;
-    std::vector<Param*> undivided();  // the same on all tensor-parallel ranks
-    std::vector<Param*> params();
+    std::vector<Param*> undivided() {             // the same on all tensor-parallel ranks
+        std::vector<Param*> list = down.weights;  // one behind the other: one product
+        if (down.weights.size() > 1) list.push_back(&q_a_norm);
+        list.push_back(&kv_a_norm);
+        return list;
+    }
+    std::vector<Param*> params() {
+        std::vector<Param*> list = undivided();
+        list.insert(list.end(), {&q_proj, &kv_b_proj});
+        return list;
+    }
 
     QKV operator()(Tape& tape, const Var& x, const Tensor& positions, const TensorParallelOps& tensor_parallel);
     // Without the zeros that v was filled up with: (R, H_l*D) -> (R, H_l*N).
     Var values(Tape& tape, const Var& mixed) const;
 
   private:
-    Var up(Tape& tape, const Var& latent, Linear& linear) const;
+    Var up(Tape& tape, const Var& latent, Linear& linear) const {
+        Var y = linear(tape, latent);
+        if (tape.recompute_attention)
+            y.recomputed =
+                Lazy<Tensor>([x = Saved(latent), &linear] { return matmul(x.get(), linear.weight(), Transpose::b); });
+        return y;
+    }
     const Rope rope_;      // of P numbers
     const int64_t width_;  // D = N + P
 };

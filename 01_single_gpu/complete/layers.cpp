@@ -12,22 +12,19 @@ std::vector<Tensor> all(const std::vector<Param*>& params, Tensor Param::*what) 
     return tensors;
 }
 
-// One number per row.
-Tensor row_stats(const Tensor& x) { return Tensor({x.rows()}, stats_dtype(x.dtype()), x.device()); }
-}  // namespace
-
-Tensor Linear::weight() const { return Tensor::stack_neighbors(all(weights, &Param::data)); }
-Tensor Linear::grad() const { return Tensor::stack_neighbors(all(weights, &Param::grad)); }
-
-namespace {
 // The tensors, adjacent in memory, as one vector.
 Tensor joined(std::vector<Tensor> vectors) {
     for (Tensor& tensor : vectors) tensor = tensor.view({tensor.size(), 1});
     const Tensor all = Tensor::stack_neighbors(vectors);
     return all.view({all.size()});
 }
+
+// One number per row.
+Tensor row_stats(const Tensor& x) { return Tensor({x.rows()}, stats_dtype(x.dtype()), x.device()); }
 }  // namespace
 
+Tensor Linear::weight() const { return Tensor::stack_neighbors(all(weights, &Param::data)); }
+Tensor Linear::grad() const { return Tensor::stack_neighbors(all(weights, &Param::grad)); }
 Tensor Linear::bias() const { return joined(all(biases, &Param::data)); }
 Tensor Linear::bias_grad() const { return joined(all(biases, &Param::grad)); }
 
@@ -127,9 +124,8 @@ Var join_columns(Tape& tape, const std::vector<Var>& vars) {
     return y;
 }
 
-namespace {
 // Shared by both norms: y is the normalized x; adds the gradient through the norm to that of x.
-void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
+static void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
     if (tape.recompute_pointwise)
         y.recomputed = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
             Tensor normed = Tensor::like(x);
@@ -144,7 +140,6 @@ void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param&
     });
     // end::rmsnorm-backward[]
 }
-}  // namespace
 
 Var rmsnorm(Tape& tape, const Var& x, Param& weight, double eps) {
     Var y{.data = Tensor::like(x.data)};
@@ -183,6 +178,16 @@ Var swiglu(Tape& tape, const Var& gate_up) {
     return h;
 }
 
+QKV make_qkv(const Tape& tape, const std::array<Tensor, 3>& made, std::function<std::array<Tensor, 3>()> again) {
+    QKV result{{.data = made[0]}, {.data = made[1]}, {.data = made[2]}};
+    if (!tape.recompute_pointwise) return result;
+    const Lazy<std::array<Tensor, 3>> parts(std::move(again));
+    result.q.recomputed = Lazy<Tensor>([parts] { return parts.get()[0]; });
+    result.k.recomputed = Lazy<Tensor>([parts] { return parts.get()[1]; });
+    result.v.recomputed = Lazy<Tensor>([parts] { return parts.get()[2]; });
+    return result;
+}
+
 QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width,
                const std::optional<HeadNorms>& norms) {
     const int64_t rows = qkv.data.rows(), q_width = qkv.data.cols() - 2 * kv_width;
@@ -197,14 +202,7 @@ QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& 
         split_rope(parts[0], parts[1], parts[2], normed, positions, rope);
         return parts;
     };
-    auto [q, k, v] = run();
-    QKV result{Var{.data = q}, Var{.data = k}, Var{.data = v}};
-    if (tape.recompute_pointwise) {
-        const Lazy<std::array<Tensor, 3>> parts(run);
-        result.q.recomputed = Lazy<Tensor>([parts] { return parts.get()[0]; });
-        result.k.recomputed = Lazy<Tensor>([parts] { return parts.get()[1]; });
-        result.v.recomputed = Lazy<Tensor>([parts] { return parts.get()[2]; });
-    }
+    const QKV result = make_qkv(tape, run(), run);
     tape.record([=, before_norms = norms ? qkv.data : Tensor(), dqkv = qkv.grad, dq = result.q.grad, dk = result.k.grad,
                  dv = result.v.grad] {
         Tensor part({rows, q_width + 2 * kv_width}, dq->dtype(), dq->device());

@@ -62,6 +62,8 @@ struct HeadNorms {
     Param *q, *k;  // (D)
     double eps;
 };
+// Of these tensors; with pointwise recomputation `again` makes them for the closures.
+QKV make_qkv(const Tape& tape, const std::array<Tensor, 3>& made, std::function<std::array<Tensor, 3>()> again);
 QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width,
                const std::optional<HeadNorms>& norms = {});
 

@@ -15,66 +15,44 @@ FeedForward::FeedForward(const LlamaConfig& c, const std::string& prefix, int64_
     down.weights = {&down_proj};
 }
 
-Var FeedForward::mlp(Tape& tape, const Var& x, const TensorParallelOps& tensor_parallel) {
-    Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, x, gate_up)));  // (R, F_l)
-    return tensor_parallel.g(tape, down(tape, h), down);                       // (R_l, E)
-}
-
-Var FeedForward::operator()(Tape& tape, const Var& x, const Batch&, const TensorParallelOps& tensor_parallel,
-                            const std::shared_ptr<void>&) {
-    return mlp(tape, x, tensor_parallel);
-}
-
 Block::Block(const LlamaConfig& c, int64_t layer, double init_std)
     : rope_(c.rope()), head_dim_(c.head_dim()), eps_(c.norm_eps), window_(c.window_of(layer)) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const std::string prefix = fmt::format("model.layers.{}.", layer), self_attn = prefix + "self_attn.";
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
-    input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
-    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.out_width()}, out_std);
-    post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
-    feed_forward = make_feed_forward(c, layer, init_std, out_std);
-    o.weights = {&o_proj};
+    const auto add = [this](Param& param, Param made) {
+        param = std::move(made);
+        unit.params.push_back(&param);
+    };
     unit.name = fmt::format("block {}", layer);
-    unit.params = {&input_norm};
-    if (c.latent.kv_rank > 0) {
-        latent = std::make_unique<LatentAttention>(c, prefix + "self_attn.", init_std);
+    add(input_norm, make_param(prefix + "input_layernorm.weight", {c.hidden}, 0));
+    if (c.is_latent()) {
+        latent = std::make_unique<LatentAttention>(c, self_attn, init_std);
         for (Param* param : latent->params()) unit.params.push_back(param);
     } else {
-        q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.q_width(), c.hidden}, init_std);
-        k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
-        v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
+        add(q_proj, make_param(self_attn + "q_proj.weight", {c.q_width(), c.hidden}, init_std));
+        add(k_proj, make_param(self_attn + "k_proj.weight", {c.kv_width(), c.hidden}, init_std));
+        add(v_proj, make_param(self_attn + "v_proj.weight", {c.kv_width(), c.hidden}, init_std));
         qkv.weights = {&q_proj, &k_proj, &v_proj};
-        unit.params.insert(unit.params.end(), qkv.weights.begin(), qkv.weights.end());
     }
     if (c.qkv_bias) {
-        q_bias = make_bias(prefix + "self_attn.q_proj.bias", c.q_width());
-        k_bias = make_bias(prefix + "self_attn.k_proj.bias", c.kv_width());
-        v_bias = make_bias(prefix + "self_attn.v_proj.bias", c.kv_width());
+        add(q_bias, make_bias(self_attn + "q_proj.bias", c.q_width()));
+        add(k_bias, make_bias(self_attn + "k_proj.bias", c.kv_width()));
+        add(v_bias, make_bias(self_attn + "v_proj.bias", c.kv_width()));
         qkv.biases = {&q_bias, &k_bias, &v_bias};
-        unit.params.insert(unit.params.end(), qkv.biases.begin(), qkv.biases.end());
     }
     if (c.qk_norm) {
-        q_norm = make_param(prefix + "self_attn.q_norm.weight", {c.head_dim()}, 0);
-        k_norm = make_param(prefix + "self_attn.k_norm.weight", {c.head_dim()}, 0);
+        add(q_norm, make_param(self_attn + "q_norm.weight", {c.head_dim()}, 0));
+        add(k_norm, make_param(self_attn + "k_norm.weight", {c.head_dim()}, 0));
         head_norms_ = {&q_norm, &k_norm, c.norm_eps};
-        unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
     }
-    if (c.sinks) {
-        sinks = make_param(prefix + "self_attn.sinks", {c.heads}, init_std);
-        unit.params.push_back(&sinks);
-    }
-    unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm});
+    if (c.sinks) add(sinks, make_param(self_attn + "sinks", {c.heads}, init_std));
+    add(o_proj, make_param(self_attn + "o_proj.weight", {c.hidden, c.out_width()}, out_std));
+    o.weights = {&o_proj};
+    add(post_attention_norm, make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0));
+    feed_forward = make_feed_forward(c, layer, init_std, out_std);
     FeedForward& half = *feed_forward;
     for (Param* param : half.undivided()) unit.params.push_back(param);
     if (half.has_mlp()) unit.params.insert(unit.params.end(), {&half.gate_proj, &half.up_proj, &half.down_proj});
-}
-
-Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
-    return train70b::embedding(tape, batch, table);
-}
-Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, const Param&,
-                            const LossOptions& options) const {
-    return next_token_loss(tape, logits, batch, options);
 }
 
 // A function of its own: what the tape does not save is freed when it returns.
@@ -161,19 +139,15 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
             head_unit = {"head", {&final_norm, &lm_head}, {}, nullptr};
         }
     }
-    if (o.mup_base > 0) apply_mup();
-}
-
-// Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and an
-// output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied by the
-// ratio in the loss. Standard deviations are those of --init-std at the base width.
-void Llama::apply_mup() {
-    const double ratio = mup_ratio(config, options);
+    if (o.mup_base == 0) return;
+    // Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and
+    // an output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied
+    // by the ratio in the loss. Standard deviations are those of --init-std at the base width.
     for (Block& block : blocks)
         for (Param* param : block.unit.params) {
             if (!param->is_matrix()) continue;
-            param->init_std *= std::sqrt(ratio);
-            param->lr_scale = ratio;
+            param->init_std *= std::sqrt(mup_ratio(c, o));
+            param->lr_scale = mup_ratio(c, o);
         }
 }
 
@@ -204,41 +178,6 @@ std::vector<Unit*> Llama::units_run() {
     for (Unit* unit : units_of(blocks.back())) list.push_back(unit);
     list.push_back(&multi_token->head_unit);
     return list;
-}
-
-std::vector<Param*> Llama::params() {
-    std::vector<Param*> list;
-    for (Unit* unit : units()) list.insert(list.end(), unit->params.begin(), unit->params.end());
-    return list;
-}
-
-const FeedForward* Llama::with_buffer(const std::string& name) const {
-    for (const Block& block : blocks)
-        if (!name.empty() && block.feed_forward->buffer_name() == name) return block.feed_forward.get();
-    return nullptr;
-}
-
-void Llama::allocate_params(uint64_t seed) {
-    for (Unit* unit : units()) {
-        bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
-        for (Param* param : unit->params) initialize(*param, seed, 0, param->data);
-    }
-}
-
-void Llama::allocate_grads() {
-    for (Unit* unit : units())
-        bind_grads(unit->params, Tensor({total_size(unit->params)}, options.grad_dtype, options.device, Memory::grads));
-    zero_grads();
-}
-
-void Llama::materialize(uint64_t seed) {
-    allocate_params(seed);
-    allocate_grads();
-}
-
-void Llama::zero_grads() {
-    for (Param* param : params())
-        if (param->grad) fill(param->grad, 0);
 }
 
 Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {

@@ -32,9 +32,13 @@ class TensorParallelOps {
     // (o, down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
     virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
     virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
-    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;  // (R_l, E)
-    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& head,
-                     const LossOptions& options) const;  // as next_token_loss
+    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const {  // (R_l, E)
+        return train70b::embedding(tape, batch, table);
+    }
+    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& /*head*/,
+                     const LossOptions& options) const {
+        return next_token_loss(tape, logits, batch, options);
+    }
 };
 
 // The feed-forward half of a block: the dense MLP, down(swiglu(gate_up(x))). A class that derives from it may have no
@@ -51,8 +55,10 @@ class FeedForward {
     bool has_mlp() const { return !down.weights.empty(); }
 
     // (R_l, E) -> (R_l, E). choice: of new_choice(), the same in a recomputation of this micro-batch.
-    virtual Var operator()(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
-                           const std::shared_ptr<void>& choice);
+    virtual Var operator()(Tape& tape, const Var& x, const Batch&, const TensorParallelOps& tensor_parallel,
+                           const std::shared_ptr<void>& /*choice*/) {
+        return mlp(tape, x, tensor_parallel);
+    }
     virtual std::shared_ptr<void> new_choice() const { return nullptr; }  // what is decided once per micro-batch
 
     // More parameters in the block's unit, the same on all tensor-parallel ranks; and a unit that runs in the middle of
@@ -64,7 +70,10 @@ class FeedForward {
     virtual void set_buffer(std::vector<float>) {}
 
   protected:
-    Var mlp(Tape& tape, const Var& x, const TensorParallelOps& tensor_parallel);
+    Var mlp(Tape& tape, const Var& x, const TensorParallelOps& tensor_parallel) {
+        const Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, x, gate_up)));  // (R, F_l)
+        return tensor_parallel.g(tape, down(tape, h), down);                             // (R_l, E)
+    }
 };
 
 // Of a layer: dense, or what LlamaConfig says.
@@ -139,9 +148,17 @@ class Llama {
 
     std::vector<Unit*> units();      // those that hold parameters, in the order of their first forward pass
     std::vector<Unit*> units_run();  // those that a micro-batch runs, in forward order
-    std::vector<Param*> params();    // of all units
+    std::vector<Param*> params() {   // of all units
+        std::vector<Param*> list;
+        for (Unit* unit : units()) list.insert(list.end(), unit->params.begin(), unit->params.end());
+        return list;
+    }
     // The feed-forward half, of this stage, that the buffer of this name belongs to; null: none.
-    const FeedForward* with_buffer(const std::string& name) const;
+    const FeedForward* with_buffer(const std::string& name) const {
+        for (const Block& block : blocks)
+            if (!name.empty() && block.feed_forward->buffer_name() == name) return block.feed_forward.get();
+        return nullptr;
+    }
     // The head's stage may have the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.embeds_twice() && stage.head); }
     // Of a training loss: those of loss_options, then what multi-token prediction adds, which evaluations leave out.
@@ -152,10 +169,25 @@ class Llama {
     }
 
     // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
-    void allocate_params(uint64_t seed);
-    void allocate_grads();
-    void materialize(uint64_t seed);
-    void zero_grads();
+    void allocate_params(uint64_t seed) {
+        for (Unit* unit : units()) {
+            bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
+            for (Param* param : unit->params) initialize(*param, seed, 0, param->data);
+        }
+    }
+    void allocate_grads() {
+        for (Unit* u : units())
+            bind_grads(u->params, Tensor({total_size(u->params)}, options.grad_dtype, options.device, Memory::grads));
+        zero_grads();
+    }
+    void materialize(uint64_t seed) {
+        allocate_params(seed);
+        allocate_grads();
+    }
+    void zero_grads() {
+        for (Param* param : params())
+            if (param->grad) fill(param->grad, 0);
+    }
 
     // Runs one chunk. Returns the loss if it ends with the head, else the hidden states (R_l, E). x: the output of
     // the previous layers; empty if the chunk begins with the embedding.
@@ -163,14 +195,12 @@ class Llama {
     Var logits(Tape& tape, const Batch& batch);  // (R, V), before muP's loss_options.logit_scale
 
   private:
-    void apply_mup();
     Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
     size_t stage_blocks() const { return blocks.size() - (multi_token ? 1 : 0); }
     Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& normed)>& finish,
                  Var* normed = nullptr);
     Var loss_of(Tape& tape, const Var& normed, const Batch& batch, const Unit& unit, const LossOptions& how);
     Var loss_by_chunks(Tape& tape, const Var& x, const Batch& batch, const Unit& unit, const LossOptions& how);
-    Batch next_batch(const Batch& batch) const;
     Var multi_token_loss(Tape& tape, const Var& hidden, const Batch& batch);
 };
 

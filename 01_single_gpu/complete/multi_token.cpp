@@ -13,23 +13,13 @@ MultiToken::MultiToken(const LlamaConfig& c, double init_std) : eps_(c.norm_eps)
     projection.weights = {&project};
 }
 
-Var MultiToken::input(Tape& tape, const Var& embedded, const Var& hidden) {
-    return projection(tape, join_columns(tape, {rmsnorm(tape, embedded, embedding_norm, eps_),
-                                                rmsnorm(tape, hidden, hidden_norm, eps_)}));
-}
-
-Batch Llama::next_batch(const Batch& batch) const {
+// hidden: behind the final norm. (1): what it adds to the loss.
+Var Llama::multi_token_loss(Tape& tape, const Var& hidden, const Batch& batch) {
     Batch next = batch;
     next.tokens = batch.next_tokens;
     next.targets = batch.next_targets;
     next.order = batch.next_order;
     next.loss_scale *= options.multi_token_weight;
-    return next;
-}
-
-// hidden: behind the final norm. (1): what it adds to the loss.
-Var Llama::multi_token_loss(Tape& tape, const Var& hidden, const Batch& batch) {
-    const Batch next = next_batch(batch);
     const Var embedded = multi_token->embedding_unit.run(
         tape, {}, [this, next](Tape& t, const Var&) { return tensor_parallel->embedding(t, next, embed_tokens); });
     const Var out = blocks.back().unit.run(

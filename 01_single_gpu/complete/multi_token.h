@@ -22,7 +22,10 @@ struct MultiToken {
     Linear projection;
     Unit embedding_unit, head_unit;  // the second use of the model's
     std::vector<Param*> params() { return {&embedding_norm, &hidden_norm, &project, &norm}; }
-    Var input(Tape& tape, const Var& embedded, const Var& hidden);  // u
+    Var input(Tape& tape, const Var& embedded, const Var& hidden) {  // u
+        return projection(tape, join_columns(tape, {rmsnorm(tape, embedded, embedding_norm, eps_),
+                                                    rmsnorm(tape, hidden, hidden_norm, eps_)}));
+    }
 
   private:
     const double eps_;

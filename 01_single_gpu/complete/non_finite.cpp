@@ -43,27 +43,24 @@ NonFinite find_non_finite(Llama& model, ParamStore& store, const Groups& peers, 
     double place = -1;
     for (size_t i = 0; i < whole.size(); ++i)
         if (whole[i].name == name) place = double(i);
-    struct OfRank {
-        double what, loss_is_finite, place, loss, grad_norm;
-    };
     const std::vector<double> all =
         gather(peers, {what, std::isfinite(my_loss) ? 1.0 : 0.0, place, report.loss, report.grad_norm});
     NonFinite first{.of = int64_t(all.size() / 5)};
     std::tuple earliest{kNone + 1, 0.0, 0.0};
     for (int64_t rank = 0; rank < first.of; ++rank) {
-        const double* x = all.data() + 5 * rank;
-        const OfRank r{x[0], x[1], x[2], x[3], x[4]};
-        const bool has_one = r.what != kNone;
-        if (!has_one && std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
+        const double* of_rank = all.data() + 5 * rank;  // as they were gathered
+        const double kind = of_rank[0], first_place = of_rank[2], loss = of_rank[3], grad_norm = of_rank[4];
+        const bool has_one = kind != kNone;
+        if (!has_one && std::isfinite(loss) && std::isfinite(grad_norm)) continue;
         first.ranks += has_one;
-        const std::tuple found{r.what, r.loss_is_finite, r.what == kWeight ? r.place : -r.place};
+        const std::tuple found{kind, of_rank[1], kind == kWeight ? first_place : -first_place};
         if (!(found < earliest)) continue;
         earliest = found;
-        first.loss = r.loss;
-        first.grad_norm = r.grad_norm;
+        first.loss = loss;
+        first.grad_norm = grad_norm;
         first.rank = rank;
-        first.weight = r.what == kWeight;
-        first.parameter = has_one ? whole[size_t(r.place)].name : "";
+        first.weight = kind == kWeight;
+        first.parameter = has_one ? whole[size_t(first_place)].name : "";
     }
     return first;
 }

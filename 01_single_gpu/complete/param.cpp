@@ -11,8 +11,6 @@ int64_t Param::global_size() const {
     return size;
 }
 
-Shape Param::local_shape() const { return is_matrix() ? Shape{local.rows, local.cols} : Shape{local.rows}; }
-
 Rect Param::real() const {
     Rect rect = local;
     rect.rows = std::clamp<int64_t>(global_shape[0] - local.row_begin, 0, local.rows);
@@ -33,10 +31,6 @@ Param make_bias(std::string name, int64_t size) {
     Param param = make_param(std::move(name), {size}, 0);
     param.init_value = 0;
     return param;
-}
-
-GlobalIndex Param::global_index(int64_t offset) const {
-    return {local.row_begin, local.col_begin, local.cols, is_matrix() ? global_shape[1] : 1, offset};
 }
 
 uint64_t Param::key(uint64_t seed) const {  // FNV-1a over the seed's bytes and the name
@@ -68,15 +62,13 @@ int64_t total_size(const std::vector<Param*>& params) {
     return total;
 }
 
-namespace {
-void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor Param::*view) {
+static void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor Param::*view) {
     int64_t begin = 0;
     for (Param* param : params) {
         param->*view = flat ? flat.element_slice(begin, param->local_shape()) : Tensor();
         begin += param->local.size();
     }
 }
-}  // namespace
 
 void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::data); }
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }

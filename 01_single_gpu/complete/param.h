@@ -33,10 +33,12 @@ struct Param {
     bool is_matrix() const { return global_shape.size() == 2; }
     int64_t matrix_rows() const { return global_shape[0] / matrices; }
     int64_t global_size() const;
-    Shape local_shape() const;
+    Shape local_shape() const { return is_matrix() ? Shape{local.rows, local.cols} : Shape{local.rows}; }
     Rect real() const;  // `local` without its padding
     // Maps element `offset` of the local rectangle, and those after it, to their global indices.
-    GlobalIndex global_index(int64_t offset) const;
+    GlobalIndex global_index(int64_t offset) const {
+        return {local.row_begin, local.col_begin, local.cols, is_matrix() ? global_shape[1] : 1, offset};
+    }
     uint64_t key(uint64_t seed) const;  // of this parameter's random numbers
 };
 

@@ -17,30 +17,11 @@ nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& own) const {
 
 // ---- one rank -------------------------------------------------------------------------------------------------------
 
-LocalStore::LocalStore(Llama& model, MakeOptimizer make_optimizer)
-    : model_(model), make_optimizer_(std::move(make_optimizer)) {}
-
-void LocalStore::weights_changed() {
-    if (optimizer_) return optimizer_->weights_changed();
-    optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
-}
-
-void LocalStore::update(int64_t step, double lr, double grad_scale) {
-    optimizer_->prepare(grad_scale);
-    optimizer_->update(step, lr, grad_scale);
-}
-
-double LocalStore::squares(Which which) const { return total_squares(model_.params(), which); }
-
 double LocalStore::matrix_squares() const {
     std::vector<Param*> matrices;
     for (Param* param : model_.params())
         if (model_.is_matrix_of_one_use(*param)) matrices.push_back(param);
     return total_squares(matrices, Which::grad);
-}
-
-Tensor LocalStore::full(const Param& param, Which which) const {
-    return which == Which::data ? param.data : param.grad;
 }
 
 Tensor Accumulate::forward_backward(const MicroBatches& batches) {
@@ -61,11 +42,6 @@ Tensor Accumulate::forward_backward(const MicroBatches& batches) {
     }
     return total;
     // end::lab-accumulate[]
-}
-
-Tensor Accumulate::forward_only(const Batch& batch) {
-    Tape tape{.recording = false};
-    return model_.forward(tape, batch).data;
 }
 
 // ---- functions over the roles ---------------------------------------------------------------------------------------

@@ -140,18 +140,27 @@ std::unique_ptr<StepState> step_state_of(Llama& model);  // of the model itself,
 class LocalStore : public ParamStore {
   public:
     // The model must outlive this object.
-    LocalStore(Llama& model, MakeOptimizer make_optimizer);
+    LocalStore(Llama& model, MakeOptimizer make_optimizer)
+        : model_(model), make_optimizer_(std::move(make_optimizer)) {}
 
     void allocate(uint64_t seed) override { model_.materialize(seed); }
     void write(Unit&, const std::function<void()>& body) override { body(); }
-    void weights_changed() override;
+    void weights_changed() override {
+        if (optimizer_) return optimizer_->weights_changed();
+        optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
+    }
     void begin_step(int64_t) override { model_.zero_grads(); }
     void finish_gradients() override {}
     std::vector<Tensor> gradient_parts(const Param& param) const override { return {param.grad}; }
-    double squares(Which which) const override;
+    double squares(Which which) const override { return total_squares(model_.params(), which); }
     double matrix_squares() const override;
-    void update(int64_t step, double lr, double grad_scale) override;
-    Tensor full(const Param& param, Which which) const override;
+    void update(int64_t step, double lr, double grad_scale) override {
+        optimizer_->prepare(grad_scale);
+        optimizer_->update(step, lr, grad_scale);
+    }
+    Tensor full(const Param& param, Which which) const override {
+        return which == Which::data ? param.data : param.grad;
+    }
     void for_each_state(const StateVisitor& visit) override { optimizer_->for_each_state(visit); }
     void states_changed() override { optimizer_->states_changed(); }
 
@@ -168,7 +177,10 @@ class Accumulate : public MicroBatchLoop {
   public:
     explicit Accumulate(Llama& model) : model_(model) {}
     Tensor forward_backward(const MicroBatches& batches) override;
-    Tensor forward_only(const Batch& batch) override;
+    Tensor forward_only(const Batch& batch) override {
+        Tape tape{.recording = false};
+        return model_.forward(tape, batch).data;
+    }
 
   private:
     Llama& model_;

@@ -6,14 +6,12 @@
 
 namespace train70b {
 
-namespace {
-bool is_spike(double value, const std::deque<float>& window) {
+static bool is_spike(double value, const std::deque<float>& window) {
     double mean = 0, squares = 0;
     for (const float x : window) mean += double(x) / double(window.size());
     for (const float x : window) squares += (x - mean) * (x - mean);
     return value - mean > SkipStep::kSigmas * std::sqrt(squares / double(window.size() - 1));
 }
-}  // namespace
 
 bool SkipStep::skips(const StepReport& report) const {
     return losses_.size() >= kFirst && (is_spike(report.loss, losses_) || is_spike(report.grad_norm, norms_));
@@ -41,14 +39,6 @@ StepState::Rows SkipStep::rows() const {
         rows.values.resize(rows.values.size() + kWindow - window->size());
     }
     return rows;
-}
-
-void SkipStep::restore(const Rows& rows) {
-    const auto losses = rows.values.begin(), norms = losses + rows.width;
-    const auto size = int64_t(*losses);
-    losses_.assign(losses + 1, losses + 1 + size);
-    norms_.assign(norms + 1, norms + 1 + size);
-    in_a_row_ = size_t(*norms);
 }
 
 }  // namespace train70b

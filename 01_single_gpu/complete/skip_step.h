@@ -17,7 +17,13 @@ class SkipStep : public StepState {
     // CommonError after kWindow skipped steps in a row: what is usual has changed.
     void end_step(const Groups&, StepReport& report, bool updated) override;
     Rows rows() const override;
-    void restore(const Rows& rows) override;
+    void restore(const Rows& rows) override {
+        const auto losses = rows.values.begin(), norms = losses + rows.width;
+        const auto size = int64_t(*losses);
+        losses_.assign(losses + 1, losses + 1 + size);
+        norms_.assign(norms + 1, norms + 1 + size);
+        in_a_row_ = size_t(*norms);
+    }
 
   private:
     std::deque<float> losses_, norms_;  // as a checkpoint keeps them

@@ -10,13 +10,11 @@ namespace train70b {
 
 using nlohmann::ordered_json;
 
-namespace {
-double middle(std::vector<double> values) {
+static double middle(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     const size_t half = values.size() / 2;
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
-}  // namespace
 
 Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s) {
     std::vector<double> busy, others;
@@ -38,14 +36,12 @@ ordered_json number_or_null(double value) {
     return std::isfinite(value) ? ordered_json(significant_digits(value)) : ordered_json(nullptr);
 }
 
-namespace {
-ordered_json kinds_to_json(const MemoryBytes& bytes) {
+static ordered_json kinds_to_json(const MemoryBytes& bytes) {
     ordered_json json;
     for (int i = 0; i < kMemoryKinds; ++i)
         if (i < kDeviceMemoryKinds || bytes[i] > 0) json[kMemoryNames[i]] = bytes[i];
     return json;
 }
-}  // namespace
 
 ordered_json to_json(const MemoryPeak& peak) {
     ordered_json json = kinds_to_json(peak.kind);

@@ -8,6 +8,7 @@
 #include "01_single_gpu/complete/llama.h"
 #include "01_single_gpu/complete/lr_schedule.h"
 #include "01_single_gpu/complete/optimizer.h"
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/ops/matmul_own.h"
 
 namespace train70b {
@@ -36,11 +37,21 @@ class StepSizes {
     const int64_t global_batch_, seq_len_;
 };
 
-std::vector<std::string> train_dtype_names();  // of --dtype
-std::vector<std::string> grad_dtype_names();   // of --grad-dtype
-std::vector<std::string> device_names();       // of --device
-std::vector<std::string> attention_names();    // of --attention
-std::vector<std::string> matmul_names();       // of --matmul
+inline const std::vector<Named<DType>> kGradDTypes = {
+    {"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
+inline const std::vector<Named<DType>> kTrainDTypes = {
+    {"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f32}, {"fp64", DType::f64}};  // fp16: fp16.h
+inline const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen at run time
+    {"auto", std::nullopt},
+    {"cpu", Device::cpu},
+    {"cuda", Device::cuda}};
+inline const std::vector<Named<AttentionBy>> kAttention = {
+    {"auto", AttentionBy::automatic}, {"own", AttentionBy::own}, {"cudnn", AttentionBy::cudnn}};
+inline const std::vector<Named<MatmulBy>> kMatmul = {{"auto", MatmulBy::cublaslt},
+                                                     {"naive", MatmulBy::naive},
+                                                     {"tiled", MatmulBy::tiled},
+                                                     {"registers", MatmulBy::registers},
+                                                     {"mma", MatmulBy::mma}};
 
 struct TrainOptions {
     LlamaConfig model;  // set by parse(): the preset with its overrides, or the loaded model's
@@ -76,16 +87,20 @@ struct TrainOptions {
     bool dry_run = false;                          // book memory, compute nothing
     bool append_metrics = false;                   // to the file of the run that this one continues
 
-    LrSchedule schedule() const;                     // at(sizes()->position(step))
-    std::shared_ptr<const StepSizes> sizes() const;  // never null
-    Llama::Options llama() const;                    // dtype, device, recompute, initial values
-    bool fp16() const;                               // --dtype fp16
+    LrSchedule schedule() const {  // at(sizes()->position(step))
+        return {lr, min_lr, double(warmup_steps), sizes()->position(steps), lr_schedule};
+    }
+    std::shared_ptr<const StepSizes> sizes() const {  // never null
+        return step_sizes ? step_sizes : std::make_shared<StepSizes>(global_batch, seq_len);
+    }
+    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    bool fp16() const { return dtype == "fp16"; }
     // Whether attention leaves out keys beside those after a query.
     bool masks_keys() const { return document_token || model.hides_keys(seq_len); }
-    AdamW::Hyper adamw() const;
+    AdamW::Hyper adamw() const { return {beta1, beta2, eps, weight_decay}; }
     Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
-    AttentionBy attention_by() const;
-    MatmulBy matmul_by() const;
+    AttentionBy attention_by() const { return find_entry(kAttention, "--attention", attention).value; }
+    MatmulBy matmul_by() const { return find_entry(kMatmul, "--matmul", matmul).value; }
     bool writes_files() const;
     TrainOptions without_files() const;  // a copy without files and evaluation, for measurements
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }

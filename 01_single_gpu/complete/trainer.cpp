@@ -13,7 +13,6 @@ namespace train70b {
 namespace {
 
 bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfinite(r.grad_norm); }
-bool may_go_on(const StepReport& r) { return is_finite(r) || r.overflowed; }
 
 // --skip-step, which the report says.
 bool skips(const TrainOptions& o, const SkipStep& rule, StepReport& report) {
@@ -31,7 +30,7 @@ void add_losses(StepReport& report, const Llama& model, const std::vector<double
 void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
     const Groups peers = trainer.runtime->has_peers() ? trainer.groups : Groups();
     const bool documents = trainer.options.document_token.has_value();
-    std::vector<double> local = {report.step_s, report.waited_s, may_go_on(report) ? 1.0 : 0.0};
+    std::vector<double> local = {report.step_s, report.waited_s, is_finite(report) || report.overflowed ? 1.0 : 0.0};
     if (documents) local.push_back(trainer.batches.document_pairs());
     const std::vector<double> all = gather(peers, local);
     std::vector<double> step_s, waited_s;
@@ -146,18 +145,6 @@ StepReport Trainer::step(int64_t number) {
     return report;
 }
 
-Batch Trainer::micro_batch(int64_t step, int64_t index) {
-    Batch batch = batches.micro_batch(*groups.dp, step, index);
-    batch.loss_scale *= loss_scale_.scale();
-    return batch;
-}
-
-int64_t Trainer::last_step() const {
-    int64_t last = options.steps;
-    for (const RunControl* control : controls) last = std::min(last, control->last_step());
-    return last;
-}
-
 void Trainer::run() {
     start();
     int64_t first = 1;
@@ -187,10 +174,6 @@ void Trainer::run() {
 void Trainer::note(const std::string& line, const nlohmann::ordered_json& event) {
     progress_.line(line);
     if (!event.is_null()) record(event);
-}
-
-void Trainer::record(const nlohmann::ordered_json& event) {
-    for (RunControl* control : controls) control->recorded(event);
 }
 
 }  // namespace train70b

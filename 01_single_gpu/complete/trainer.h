@@ -38,16 +38,26 @@ class Trainer {
     void start() { store->weights_changed(); }  // after the weights are final: creates the optimizer states
     StepReport step(int64_t number);            // consecutive numbers
     int64_t micro_batches(int64_t step) const { return batches.count(*groups.dp, step); }  // on this rank
-    Batch micro_batch(int64_t step, int64_t index);
+    Batch micro_batch(int64_t step, int64_t index) {
+        Batch batch = batches.micro_batch(*groups.dp, step, index);
+        batch.loss_scale *= loss_scale_.scale();
+        return batch;
+    }
 
-    int64_t last_step() const;                    // of this run, as far as its controls know
+    int64_t last_step() const {  // of this run, as far as its controls know
+        int64_t last = options.steps;
+        for (const RunControl* control : controls) last = std::min(last, control->last_step());
+        return last;
+    }
     int64_t steps_done() const { return step_; }  // the last that has ended, perhaps in an earlier run
     double norm(Which which) const;               // of the full model
     Tensor full(const Param& param, Which which) const { return full_param(model, *store, groups, param, which); }
     const MemoryPeak& peak() const { return peak_; }
     // Prints a line between progress lines and records an event; null: no event.
     void note(const std::string& line, const nlohmann::ordered_json& event);
-    void record(const nlohmann::ordered_json& event);  // RunControl::recorded of all controls
+    void record(const nlohmann::ordered_json& event) {
+        for (RunControl* control : controls) control->recorded(event);
+    }
 
   private:
     LocalStore local_store_;

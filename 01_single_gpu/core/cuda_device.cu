@@ -9,11 +9,22 @@
 
 namespace train70b {
 
-static std::pair<int, int> compute_capability() {
-    int device = 0, major = 0, minor = 0;
+static int current_device() {
+    int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return device;
+}
+
+static cudaMemPool_t default_pool() {
+    cudaMemPool_t pool = nullptr;
+    CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, current_device()));
+    return pool;
+}
+
+static std::pair<int, int> compute_capability() {
+    int major = 0, minor = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current_device()));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, current_device()));
     return {major, minor};
 }
 
@@ -42,10 +53,7 @@ struct Context {
         if (!why_no_cuda().empty()) usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         // Keep freed memory in the pool: returning it to the driver synchronizes the device.
-        int device = 0;
-        cudaMemPool_t pool = nullptr;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+        const cudaMemPool_t pool = default_pool();
         uint64_t keep = UINT64_MAX;
         CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
         // One compute stream frees and allocates in one order; reuse that depends on timing would not be reproducible.
@@ -195,27 +203,20 @@ int cuda_device_count() {
 }
 
 std::string cuda_device_id() {
-    int device = 0;
     char id[32] = {};
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, current_device()));
     return id;
 }
 
 void cuda_use_device(int device) {
-    if (Context::exists) {
-        int current = 0;
-        CUDA_CHECK(cudaGetDevice(&current));
-        CHECK(current == device, "device {} is chosen after streams and memory of device {}", device, current);
-    }
+    CHECK(!Context::exists || current_device() == device, "device {} is chosen after streams and memory of device {}",
+          device, current_device());
     CUDA_CHECK(cudaSetDevice(device));
 }
 
 CudaInfo cuda_info() {
     cudaDeviceProp properties{};
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, current_device()));
     return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
 }
 
@@ -227,16 +228,12 @@ std::string cuda_versions() {
                     fp8_recipes_of(major, minor));
 }
 
-CudaMemory cuda_memory() {
+DeviceMemory cuda_memory() {
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    int device = 0;
-    cudaMemPool_t pool = nullptr;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
     uint64_t reserved = 0;
-    CUDA_CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
-    return {int64_t(total - free), int64_t(reserved)};
+    CUDA_CHECK(cudaMemPoolGetAttribute(default_pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
+    return {int64_t(total - free), int64_t(total - free) - int64_t(reserved)};
 }
 
 }  // namespace train70b

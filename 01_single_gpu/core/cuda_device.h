@@ -1,8 +1,11 @@
 #pragma once
-// The CUDA runtime as the rest of the program uses it, without CUDA's headers. All but why_no_cuda() is defined in
-// cuda_device.cu only and must be used under #if TRAIN70B_CUDA, which is 0 or 1 in the files that CMakeLists.txt lists.
+// The CUDA runtime as the rest of the program uses it, without CUDA's headers. What cuda_absent.cpp does not define is
+// defined in cuda_device.cu only and must be used under #if TRAIN70B_CUDA, which is 0 or 1 in the files that
+// CMakeLists.txt lists.
 #include <cstdint>
 #include <string>
+
+#include "01_single_gpu/core/memory.h"
 
 namespace train70b {
 
@@ -77,10 +80,6 @@ struct CudaInfo {
 };
 CudaInfo cuda_info();
 std::string cuda_versions();  // of the code and of cuBLASLt, and which FP8 recipes the device has, in words
-struct CudaMemory {           // bytes of the device in use
-    int64_t used = 0;         // by all processes: the context, the kernels' code, NCCL's buffers, tensors
-    int64_t reserved = 0;     // of them, by this process's pool for tensors; what it has released, it keeps
-};
-CudaMemory cuda_memory();
+DeviceMemory cuda_memory();   // of the device in use
 
 }  // namespace train70b

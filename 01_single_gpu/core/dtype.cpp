@@ -1,35 +1,24 @@
 #include "01_single_gpu/core/dtype.h"
 
+#include <iterator>
+
 namespace train70b {
 
-int64_t size_of(DType dtype) {
-    constexpr uint8_t kSizes[] = {4, 2, 8, 1, 1, 1, 1, 4, 1};  // in the order of DType; of e2m1's bits four are used
-    static_assert(sizeof kSizes == size_t(DType::u8) + 1, "a size for each");
-    return kSizes[size_t(dtype)];
-}
+namespace {
+constexpr struct {
+    int64_t bytes;
+    const char* name;
+} kElements[] = {
+    {4, "fp32"}, {2, "bf16"}, {8, "fp64"}, {1, "e4m3"}, {1, "e5m2"},
+    {1, "e2m1"}, {1, "i8"},   {4, "i32"},  {1, "u8"}};  // in the order of DType; of e2m1's bits four are used
+static_assert(std::size(kElements) == size_t(DType::u8) + 1, "one for each");
+}  // namespace
 
-const char* name_of(DType dtype) {
-    switch (dtype) {
-        case DType::f32: return "fp32";
-        case DType::bf16: return "bf16";
-        case DType::f64: return "fp64";
-        case DType::e4m3: return "e4m3";
-        case DType::e5m2: return "e5m2";
-        case DType::e2m1: return "e2m1";
-        case DType::i8: return "i8";
-        case DType::i32: return "i32";
-        case DType::u8: return "u8";
-    }
-    return "?";
-}
-
+int64_t size_of(DType dtype) { return kElements[size_t(dtype)].bytes; }
+const char* name_of(DType dtype) { return kElements[size_t(dtype)].name; }
 const char* name_of(Device device) {
-    switch (device) {
-        case Device::cpu: return "cpu";
-        case Device::cuda: return "cuda";
-        case Device::meta: return "meta";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"cpu", "cuda", "meta"};  // in the order of Device
+    return kNames[size_t(device)];
 }
 
 }  // namespace train70b

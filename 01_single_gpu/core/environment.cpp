@@ -9,7 +9,6 @@
 
 #include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/platform/platform.h"
 

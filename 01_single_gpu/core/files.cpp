@@ -21,11 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_character_device(const std::string& path) {
-    struct stat info {};
-    return ::stat(path.c_str(), &info) == 0 && S_ISCHR(info.st_mode);
-}
-
 // Identifies a file: by device and inode if it exists, otherwise by its path.
 struct FileId {
     std::optional<std::pair<dev_t, ino_t>> inode;
@@ -52,21 +47,20 @@ struct FileId {
 }  // namespace
 
 std::string output_target(const std::string& flag, const std::string& path) {
-    struct stat info {};
-    const bool exists = ::stat(path.c_str(), &info) == 0;
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
     if (path.empty()) usage_error("{}: empty path (must name a file)", flag);
-    if (path.ends_with("/") || (exists && S_ISDIR(info.st_mode)))
+    if (path.ends_with("/") || fs::is_directory(status))
         usage_error("{} {}: is a folder (must name a file)", flag, path);
     const auto refuse = [&](const char* what) {
         usage_error("{} {}: is a {} (must be a regular file, or a device such as /dev/null)", flag, path, what);
     };
-    if (exists && S_ISFIFO(info.st_mode)) refuse("FIFO");
-    if (exists && S_ISSOCK(info.st_mode)) refuse("socket");
-    if (exists && S_ISBLK(info.st_mode)) refuse("block device");
+    if (fs::is_fifo(status)) refuse("FIFO");
+    if (fs::is_socket(status)) refuse("socket");
+    if (fs::is_block_file(status)) refuse("block device");
 
     constexpr int kMaxLinks = 40;  // as in Linux
     fs::path target = path;
-    std::error_code error;
     for (int links = 0; fs::is_symlink(fs::symlink_status(target, error)); ++links) {
         if (links == kMaxLinks) usage_error("{} {}: circular symbolic links (must name a file)", flag, path);
         const fs::path next = fs::read_symlink(target, error);
@@ -148,7 +142,7 @@ OutputFile::OutputFile(const std::string& flag, const std::string& path)
     constexpr mode_t kMode = 0666;
     int file = -1;
     struct stat info {};
-    if (is_character_device(target_)) {
+    if (std::error_code error; fs::is_character_file(target_, error)) {
         file = ::open(target_.c_str(), O_WRONLY | O_CLOEXEC);
     } else {
         temporary_ = target_ + ".tmp";
@@ -233,12 +227,11 @@ std::string repository_file(const std::string& path) {
                                           : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }
 
-namespace {
-double steady_seconds() {
+static double steady_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-std::atomic<double> clock_offset = 0, clock_drift = 0, clock_since = 0;  // the watchdog's thread reads the clock too
-}  // namespace
+// The watchdog's thread reads the clock too.
+static std::atomic<double> clock_offset = 0, clock_drift = 0, clock_since = 0;
 
 double now_seconds() {
     const double now = steady_seconds();

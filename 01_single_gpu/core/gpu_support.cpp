@@ -6,9 +6,8 @@
 
 namespace train70b {
 
-namespace {
 // Of one architecture; true for a word that names none (all, native): CUDA itself then says what is missing.
-bool runs(std::string_view word, int major, int minor) {
+static bool runs(std::string_view word, int major, int minor) {
     int number = 0;
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), number);
     if (error != std::errc()) return true;
@@ -19,7 +18,6 @@ bool runs(std::string_view word, int major, int minor) {
     const bool machine_code = !rest.ends_with("-virtual"), ptx = !rest.ends_with("-real");
     return gpu >= number && (number / 10 == major ? machine_code || ptx : ptx && !family);
 }
-}  // namespace
 
 std::string no_code_for(std::string_view architectures, int major, int minor) {
     for (size_t begin = 0; begin < architectures.size();) {

@@ -73,11 +73,6 @@ class JsonObject {
         }
         return values;
     }
-    // Whether the key is a list of this value alone; usage error if it is no list.
-    bool all_are(const char* key, const nlohmann::json& value) const {
-        const nlohmann::json& items = list(key);
-        return std::all_of(items.begin(), items.end(), [&](const nlohmann::json& item) { return item == value; });
-    }
     // Usage error unless the key is absent or has this value.
     void only(const char* key, const nlohmann::json& value, const char* why) const {
         if (has(key) && object_[key] != value) refuse(key, why);

@@ -39,8 +39,6 @@ void MemoryLedger::phase(std::string name) {
     phase_ = std::move(name);
 }
 
-void MemoryLedger::reset_peak() { peak_ = {now_, total_}; }
-
 void MemoryLedger::start_timeline() {
     keep_timeline_ = true;
     timeline_events_ = 0;

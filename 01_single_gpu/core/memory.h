@@ -27,8 +27,10 @@ struct MemoryPeak {
 
 // What the device itself counts, of which the ledger has only the tensors.
 struct DeviceMemory {
-    int64_t used = 0;   // bytes that are in use on the device, by all processes
-    int64_t other = 0;  // of them, outside of this process's pool for tensors: context, kernels, NCCL, other processes
+    int64_t used = 0;  // bytes that are in use on the device, by all processes
+    // Of them, outside of this process's pool for tensors, which keeps what it has released: the context, the kernels'
+    // code, NCCL's buffers, other processes.
+    int64_t other = 0;
 };
 
 class MemoryLedger {
@@ -44,7 +46,7 @@ class MemoryLedger {
     const MemoryBytes& now() const { return now_; }
     int64_t total() const { return total_; }
     const MemoryPeak& peak() const { return peak_; }  // since reset_peak
-    void reset_peak();
+    void reset_peak() { peak_ = {now_, total_}; }
 
     void start_timeline();  // records every booking from here on
     void phase(std::string name);

@@ -7,21 +7,15 @@
 
 namespace train70b {
 
-namespace {
-double cpu_seconds() {
+static double cpu_seconds() {
     timespec now{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
-}  // namespace
 
 Profile& profile() {
     static Profile instance;
     return instance;
-}
-
-void Profile::collect() {
-    for (const auto& [name, seconds] : std::exchange(timed, {})) sums[name].seconds += seconds();
 }
 
 Span::Span(const char* name, const char* category, double flops, double bytes, const OpSizes& sizes)
@@ -83,36 +77,17 @@ constexpr Peak kPeaks[] = {
     {"NVIDIA L40S", 362, 91.6},
 };
 
-std::string name_of_device([[maybe_unused]] Device device) {
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) return cuda_info().name;
-#endif
-    return "";
-}
+std::string name_of_device(Device device) { return device == Device::cuda ? cuda_info().name : ""; }
 }  // namespace
 
-std::string device_text([[maybe_unused]] Device device) {
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) return fmt::format("{}, {} visible", cuda_info().name, cuda_device_count());
-#endif
-    return "";
+std::string device_text(Device device) {
+    return device == Device::cuda ? fmt::format("{}, {} visible", cuda_info().name, cuda_device_count()) : "";
 }
 
-std::string versions_text([[maybe_unused]] Device device) {
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) return cuda_versions();
-#endif
-    return "";
-}
+std::string versions_text(Device device) { return device == Device::cuda ? cuda_versions() : ""; }
 
-std::optional<DeviceMemory> device_memory([[maybe_unused]] Device device) {
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) {
-        const CudaMemory memory = cuda_memory();
-        return {{.used = memory.used, .other = memory.used - memory.reserved}};
-    }
-#endif
-    return {};
+std::optional<DeviceMemory> device_memory(Device device) {
+    return device == Device::cuda ? std::make_optional(cuda_memory()) : std::nullopt;
 }
 
 std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {

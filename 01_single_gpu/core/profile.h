@@ -35,7 +35,9 @@ struct Profile {
     std::vector<Event> events;
 
     bool on() const { return sums_on || events_on; }
-    void collect();  // waits for the device, and adds the seconds of what it has run
+    void collect() {  // waits for the device, and adds the seconds of what it has run
+        for (const auto& [name, seconds] : std::exchange(timed, {})) sums[name].seconds += seconds();
+    }
 };
 
 class CudaTimer;

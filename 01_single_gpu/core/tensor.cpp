@@ -70,10 +70,6 @@ Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     storage_ = std::make_shared<Storage>(bytes, device, kind);
 }
 
-Tensor Tensor::like(const Tensor& other, Memory kind) {
-    return Tensor(other.shape(), other.dtype(), other.device(), kind);
-}
-
 Device Tensor::device() const {
     CHECK(storage_, "an empty tensor has no device");
     return storage_->device;

@@ -21,7 +21,9 @@ class Tensor {
     Tensor() = default;  // empty: converts to false
     // Allocates uninitialized memory and books its bytes under `kind` until the last reference is destroyed.
     Tensor(Shape shape, DType dtype, Device device, Memory kind = Memory::activations);
-    static Tensor like(const Tensor& other, Memory kind = Memory::activations);
+    static Tensor like(const Tensor& other, Memory kind = Memory::activations) {
+        return Tensor(other.shape(), other.dtype(), other.device(), kind);
+    }
 
     explicit operator bool() const { return storage_ != nullptr; }
     const Shape& shape() const { return shape_; }

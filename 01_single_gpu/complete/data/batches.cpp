@@ -7,14 +7,6 @@
 
 namespace train70b {
 
-Batches::Batches(const TrainOptions& options, const Dataset& data)
-    : options_(options), sizes_(options.sizes()), data_(data) {}
-Batches::~Batches() = default;
-
-RankTokens Batches::tokens(int64_t seq_len) const {
-    return of_rank ? of_rank(seq_len) : RankTokens{{{0, seq_len}}, {{0, seq_len}}};
-}
-
 // ---- on the host ----------------------------------------------------------------------------------------------------
 
 Sample Batches::without_document_ends(Sample sample) const {
@@ -23,22 +15,12 @@ Sample Batches::without_document_ends(Sample sample) const {
     return sample;
 }
 
-Sample Batches::train_sample(int64_t index) const { return without_document_ends(data_.sample(options_.seed, index)); }
-
-std::vector<Sample> Batches::global_batch(int64_t step) const {
-    std::vector<Sample> list;
-    for (int64_t i = 0; i < sizes_->samples(step); ++i) list.push_back(train_sample(sizes_->first_sample(step) + i));
-    return list;
-}
-
-namespace {
 // Appends pieces of equal length; the last token of one is the first of the next.
-void cut(const Sample& sample, int64_t seq_len, std::vector<Sample>& list) {
+static void cut(const Sample& sample, int64_t seq_len, std::vector<Sample>& list) {
     for (int64_t at = 0; at < int64_t(sample.targets.size()); at += seq_len)
         list.push_back({{sample.tokens.begin() + at, sample.tokens.begin() + at + seq_len + 1},
                         {sample.targets.begin() + at, sample.targets.begin() + at + seq_len}});
 }
-}  // namespace
 
 std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
     const int64_t first = sizes_->first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
@@ -53,17 +35,6 @@ std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int6
         std::ranges::move(rank_samples(dp_rank, dp_size, step, index), std::back_inserter(list));
     return list;
 }
-
-// The thread reads files and fills vectors: it makes no MPI call, computes no op, and books no memory.
-void Batches::start_reading(const Group& dp, int64_t first, int64_t last) {
-    reader_.reset();
-    if (first > last) return;
-    reader_ = std::make_unique<Prefetch<std::vector<Sample>>>(
-        first, last, kAhead,
-        [this, rank = dp.rank(), size = dp.size()](int64_t step) { return rank_samples(rank, size, step); });
-}
-
-void Batches::stop_reading() { reader_.reset(); }
 
 int64_t Batches::target_count(std::span<const Sample> samples) const {
     int64_t targets = 0;
@@ -169,22 +140,7 @@ Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
     return batch;
 }
 
-double Batches::document_pairs() const {
-    double sum = 0;
-    for (const auto& [index, pairs] : document_pairs_) sum += pairs;
-    return sum;
-}
-
 // ---- evaluation -----------------------------------------------------------------------------------------------------
-
-int64_t Batches::validation_rounds(const Group& dp, size_t part) const {
-    const int64_t round = options_.micro_batch * dp.size();
-    return (data_.parts()[part].source->validation_samples() + round - 1) / round;
-}
-
-double Batches::validation_tokens(size_t part) const {
-    return double(data_.parts()[part].source->validation_samples()) * double(options_.seq_len);
-}
 
 Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int64_t& targets) const {
     const int64_t samples = data_.parts()[part].source->validation_samples();
@@ -197,11 +153,6 @@ Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int
     }
     if (count > 0) targets += target_count(local);
     return upload(local, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
-}
-
-Batch Batches::of_one(const std::vector<int32_t>& tokens) const {
-    const Sample sample{tokens, {tokens.begin() + 1, tokens.end()}};
-    return upload({&sample, 1}, 0);
 }
 
 }  // namespace train70b

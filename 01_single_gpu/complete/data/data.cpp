@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -47,33 +46,6 @@ Dataset::Dataset(const std::string& data, int64_t vocab, int64_t seq_len, double
     mixture_ = std::make_unique<Mixture>(weights);
 }
 
-bool Dataset::is_text() const {
-    return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.source->is_text(); });
-}
-
-bool Dataset::has_masks() const {
-    return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.source->has_masks(); });
-}
-
-int64_t Dataset::train_tokens() const {
-    int64_t sum = 0;
-    for (const Part& part : parts_) sum += part.source->train_tokens();
-    return sum;
-}
-
-int64_t Dataset::longest_sequence() const {
-    int64_t smallest = INT64_MAX;
-    for (const Part& part : parts_)
-        smallest = std::min(smallest, part.weight > 0 ? part.source->train_tokens() : part.source->tokens());
-    return smallest - 1;
-}
-
-int64_t Dataset::validation_samples() const {
-    int64_t sum = 0;
-    for (const Part& part : parts_) sum += part.source->validation_samples();
-    return sum;
-}
-
 Sample Dataset::read(const Source& source, int64_t begin) const {
     Sample sample{source.read(begin, seq_len_ + 1), {}};
     sample.targets.assign(sample.tokens.begin() + 1, sample.tokens.end());
@@ -91,11 +63,6 @@ Sample Dataset::sample(uint64_t seed, int64_t index) const {
     const Source& source = *parts_[size_t(draw.source)].source;
     const uint64_t key = random_bits(random_bits(seed, kSources), uint64_t(draw.source));
     return read(source, source.train_begin(key, draw.sample));
-}
-
-Sample Dataset::validation_sample(size_t part, int64_t index) const {
-    const Source& source = *parts_[part].source;
-    return read(source, source.validation_begin(index));
 }
 
 std::vector<int32_t> Dataset::opening(int64_t count) const {

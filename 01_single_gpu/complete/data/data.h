@@ -1,6 +1,8 @@
 #pragma once
 // The training data of a run: one source, or several with weights. docs/data-format.md describes the files, and how
 // samples are drawn.
+#include <algorithm>
+
 #include "01_single_gpu/complete/data/mixture.h"
 #include "01_single_gpu/complete/data/source.h"
 
@@ -29,16 +31,29 @@ class Dataset {
         std::unique_ptr<const Source> source;
     };
     const std::vector<Part>& parts() const { return parts_; }
-    bool is_text() const;  // all sources
+    bool is_text() const {  // all sources
+        return std::all_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.source->is_text(); });
+    }
     bool is_mixture() const { return parts_.size() > 1; }
-    bool has_masks() const;            // any source
-    int64_t train_tokens() const;      // of all sources
-    int64_t longest_sequence() const;  // the largest --seq-len for which every source has a sample
-    int64_t validation_samples() const;
+    bool has_masks() const {  // any source
+        return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.source->has_masks(); });
+    }
+    int64_t train_tokens() const {  // of all sources
+        int64_t sum = 0;
+        for (const Part& part : parts_) sum += part.source->train_tokens();
+        return sum;
+    }
+    int64_t validation_samples() const {
+        int64_t sum = 0;
+        for (const Part& part : parts_) sum += part.source->validation_samples();
+        return sum;
+    }
 
     // Sample `index` (from 0) of the run's stream, seq_len + 1 tokens. A pure function of (seed, index).
     Sample sample(uint64_t seed, int64_t index) const;
-    Sample validation_sample(size_t part, int64_t index) const;  // of the validation split of a source
+    Sample validation_sample(size_t part, int64_t index) const {  // of the validation split of a source
+        return read(*parts_[part].source, parts_[part].source->validation_begin(index));
+    }
 
     // At most count tokens: the beginning of the first source's validation split, or of its data.
     std::vector<int32_t> opening(int64_t count) const;

@@ -64,13 +64,11 @@ Mixture::Draw Mixture::draw(uint64_t seed, int64_t index) const {
 
 // ---- the command line -----------------------------------------------------------------------------------------------
 
-namespace {
 // What stands behind the last colon, as a number (or "nan"); empty if it is none.
-std::optional<double> weight_of(const std::string& part) {
+static std::optional<double> weight_of(const std::string& part) {
     const size_t colon = part.rfind(':');
     return colon == part.npos ? std::nullopt : parse_number(part.substr(colon + 1));
 }
-}  // namespace
 
 std::vector<WeightedPath> parse_mixture(const std::string& data) {
     std::error_code error;

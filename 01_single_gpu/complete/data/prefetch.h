@@ -43,15 +43,13 @@ class Prefetch {
     const T& get(int64_t number) {
         std::unique_lock lock(mutex_);
         CHECK(first_ <= number && number <= last_, "{} of {} to {}", number, first_, last_);
-        for (; first_ < number && !ready_.empty(); ++first_) ready_.pop_front();
-        while (ready_.empty() || first_ < number) {
+        while (true) {
+            for (; first_ < number && !ready_.empty(); ++first_) ready_.pop_front();
             changed_.notify_all();
+            if (!ready_.empty()) return ready_.front();  // a deque's elements stay where they are when others are added
             changed_.wait(lock, [&] { return !ready_.empty() || error_; });
             if (ready_.empty()) std::rethrow_exception(error_);
-            for (; first_ < number && !ready_.empty(); ++first_) ready_.pop_front();
         }
-        changed_.notify_all();
-        return ready_.front();  // a deque's elements stay where they are when others are added
     }
     int64_t ready() const {  // for tests
         const std::lock_guard lock(mutex_);

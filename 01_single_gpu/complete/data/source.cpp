@@ -250,48 +250,38 @@ int64_t Source::train_begin(uint64_t seed, int64_t index) const {
     return alignment + permute(index % windows_, windows_, key) * seq_len_;
 }
 
-int64_t Source::validation_samples() const { return total_ == train_ ? 0 : (total_ - train_ - 1) / seq_len_; }
-
-template <class Visit>
-void Source::for_each_part(int64_t begin, int64_t count, const Visit& visit) const {
+template <class T>
+std::vector<T> Source::read_files(int64_t begin, int64_t count, bool masks) const {
     CHECK(begin >= 0 && begin + count <= total_, "tokens [{}, {}) of {}", begin, begin + count, total_);
-    auto file = std::upper_bound(files_.begin(), files_.end(), begin,
+    std::vector<T> all;
+    all.reserve(size_t(count));
+    auto next = std::upper_bound(files_.begin(), files_.end(), begin,
                                  [](int64_t at, const std::unique_ptr<File>& f) { return at < f->begin + f->count; });
-    for (int64_t at = begin; at < begin + count; ++file) {
-        const int64_t from = at - (*file)->begin, number = std::min((*file)->count - from, begin + count - at);
-        if (number > 0) visit(**file, from, number);
-        at += number;
+    while (int64_t(all.size()) < count) {
+        const File &tokens = **next++, &file = masks ? *tokens.mask : tokens;
+        const int64_t from = begin + int64_t(all.size()) - tokens.begin;
+        const int64_t number = std::min(tokens.count - from, count - int64_t(all.size()));
+        if (number == 0) continue;
+        for (const uint32_t value : file.read(*open_files_, from, number)) {
+            const int64_t position = begin + int64_t(all.size()) - tokens.begin;
+            if (masks ? value > 1 : value >= uint64_t(vocab_))
+                throw std::runtime_error(
+                    masks ? fmt::format("--data {}: {} at position {} (must be 0 or 1)", file.path, value, position)
+                          : fmt::format("--data {}: token {} at position {} is outside the vocabulary of {}", file.path,
+                                        value, position, vocab_));
+            all.push_back(static_cast<T>(value));
+        }
     }
+    return all;
 }
 
 std::vector<int32_t> Source::read(int64_t begin, int64_t count) const {
-    std::vector<int32_t> all;
-    all.reserve(size_t(count));
-    for_each_part(begin, count, [&](const File& file, int64_t from, int64_t number) {
-        for (const uint32_t token : file.read(*open_files_, from, number)) {
-            if (token >= uint64_t(vocab_))
-                throw std::runtime_error(
-                    fmt::format("--data {}: token {} at position {} is outside the vocabulary of {}", file.path, token,
-                                begin + int64_t(all.size()) - file.begin, vocab_));
-            all.push_back(static_cast<int32_t>(token));
-        }
-    });
-    return all;
+    return read_files<int32_t>(begin, count, false);
 }
 
 std::vector<uint8_t> Source::read_mask(int64_t begin, int64_t count) const {
-    std::vector<uint8_t> all;
-    all.reserve(size_t(count));
-    for_each_part(begin, count, [&](const File& file, int64_t from, int64_t number) {
-        CHECK(file.mask, "{} has no mask", file.path);
-        for (const uint32_t byte : file.mask->read(*open_files_, from, number)) {
-            if (byte > 1)
-                throw std::runtime_error(fmt::format("--data {}: {} at position {} (must be 0 or 1)", file.mask->path,
-                                                     byte, begin + int64_t(all.size()) - file.begin));
-            all.push_back(static_cast<uint8_t>(byte));
-        }
-    });
-    return all;
+    CHECK(has_masks_, "{} has no masks", path);
+    return read_files<uint8_t>(begin, count, true);
 }
 
 }  // namespace train70b

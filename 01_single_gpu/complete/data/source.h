@@ -51,7 +51,7 @@ class Source {
     int64_t train_begin(uint64_t seed, int64_t index) const;
     int64_t validation_begin(int64_t index) const { return train_ + index * seq_len_; }
     int64_t samples_per_epoch() const { return windows_; }
-    int64_t validation_samples() const;
+    int64_t validation_samples() const { return total_ == train_ ? 0 : (total_ - train_ - 1) / seq_len_; }
     std::vector<int32_t> window(uint64_t seed, int64_t index) const {
         return read(train_begin(seed, index), seq_len_ + 1);
     }
@@ -68,9 +68,8 @@ class Source {
                     std::vector<std::string>& masks) const;
     void add_masks(const std::vector<std::string>& masks);
     void scan() const;
-    // Calls visit(file, from, count, at) for the parts of [begin, begin + count) in order; at: from begin.
-    template <class Visit>
-    void for_each_part(int64_t begin, int64_t count, const Visit& visit) const;
+    template <class T>
+    std::vector<T> read_files(int64_t begin, int64_t count, bool masks) const;  // tokens, or masks
 
     const std::shared_ptr<OpenFiles> open_files_;
     std::vector<std::unique_ptr<File>> files_;

@@ -29,20 +29,4 @@ inline void update_bias(std::vector<float>& bias, const std::vector<double>& slo
     }
 }
 
-// Biases and fractions are the same on all ranks of a stage; checkpoints keep them.
-class ExpertBalance : public StepState {
-  public:
-    explicit ExpertBalance(Llama& model);  // which must outlive it
-    void begin_step(int64_t) override;
-    // Sums the loads over the ranks that hold the same experts, changes biases and fractions, and adds an ExpertReport.
-    void end_step(const Groups& groups, StepReport& report, bool updated) override;
-    Rows rows() const override;
-    void restore(const Rows& rows) override;
-
-  private:
-    Llama& model_;
-    std::vector<Experts*> layers_;  // of this stage
-    Tensor losses_;                 // (layers, 2): those of each
-};
-
 }  // namespace train70b

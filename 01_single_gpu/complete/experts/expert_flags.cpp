@@ -72,12 +72,6 @@ ExpertsConfig ExpertFlags::shape(const LlamaConfig& model, const Flags& flags) c
     return experts;
 }
 
-void ExpertFlags::add_capacity(LlamaConfig& model, const Flags& flags, const std::string& dir) const {
-    if (flags.given(kCapacity) && !model.is_sparse())
-        usage_error("{}: the model of --load-hf {} has no experts", kCapacity, dir);
-    model.experts.capacity_factor = experts_.capacity_factor;
-}
-
 void ExpertFlags::read_balance(LlamaConfig& model, const Flags& flags) const {
     const double of_file = model.experts.balance.aux_loss;
     Balance& balance = model.experts.balance = experts_.balance;

@@ -14,7 +14,11 @@ class ExpertFlags {
     // After Flags::parse(); usage errors. model: the preset with its overrides.
     ExpertsConfig shape(const LlamaConfig& model, const Flags& flags) const;
     // Of a model that was loaded from `dir`: a capacity is not in its files.
-    void add_capacity(LlamaConfig& model, const Flags& flags, const std::string& dir) const;
+    void add_capacity(LlamaConfig& model, const Flags& flags, const std::string& dir) const {
+        if (flags.given(kCapacity) && !model.is_sparse())
+            usage_error("{}: the model of --load-hf {} has no experts", kCapacity, dir);
+        model.experts.capacity_factor = experts_.capacity_factor;
+    }
     void read_balance(LlamaConfig& model, const Flags& flags) const;
 
   private:

@@ -49,16 +49,8 @@ Var grouped_linear(Tape& tape, const Var& x, Param& w, const std::vector<int64_t
 
 }  // namespace
 
-std::vector<RowPiece> ExpertRanks::pieces(const Batch& batch, int) const {
-    std::vector<RowPiece> list;
-    for (int64_t s = 0; s < batch.sequences; ++s) list.push_back({s, 0});
-    return list;
-}
-
-namespace {
-std::string mlp_of(int64_t layer) { return fmt::format("model.layers.{}.mlp.", layer); }
+static std::string mlp_of(int64_t layer) { return fmt::format("model.layers.{}.mlp.", layer); }
 constexpr const char* kBias = ".e_score_correction_bias";  // Hugging Face's name: model.layers.0.mlp.gate, and this
-}  // namespace
 
 std::unique_ptr<FeedForward> make_feed_forward(const LlamaConfig& c, int64_t layer, double init_std, double out_std) {
     if (c.is_sparse(layer)) return std::make_unique<Experts>(c, layer, init_std, out_std);
@@ -90,16 +82,9 @@ Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double ou
     loads = {std::vector<double>(size_t(N), 0.0), std::vector<double>(size_t(N), 0.0)};
 }
 
-void Experts::set_bias(std::vector<float> bias) {
-    bias_ = std::move(bias);
-    device_bias_ = Tensor();
-}
-
 std::string Experts::buffer_name() const {
     return config_.sigmoid ? router.name.substr(0, router.name.rfind('.')) + kBias : "";
 }
-
-std::vector<float> Experts::buffer() const { return config_.sigmoid ? bias_ : std::vector<float>(); }
 
 // The same for all tokens of a step.
 const Tensor& Experts::bias_like(const Tensor& logits) {
@@ -107,11 +92,6 @@ const Tensor& Experts::bias_like(const Tensor& logits) {
         device_bias_ = upload({bias_.begin(), bias_.end()}, {int64_t(bias_.size())}, logits.dtype(), logits.device(),
                               Memory::workspace);
     return device_bias_;
-}
-
-// The coefficient of the z-loss of one row; 0 in an evaluation.
-double Experts::z_loss_of(const Batch& batch) const {
-    return batch.sequence_scale > 0 ? config_.balance.z_loss * batch.sequence_scale / double(batch.whole_len) : 0;
 }
 
 Var Experts::logits(Tape& tape, const Var& x) {

@@ -36,7 +36,11 @@ class ExpertRanks {
     // Of the ranks that hold tokens of the same sequences.
     virtual int parts() const { return 1; }
     virtual int part() const { return 0; }  // this one
-    virtual std::vector<RowPiece> pieces(const Batch& batch, int part) const;
+    virtual std::vector<RowPiece> pieces(const Batch& batch, int /*part*/) const {
+        std::vector<RowPiece> list;
+        for (int64_t s = 0; s < batch.sequences; ++s) list.push_back({s, 0});
+        return list;
+    }
     // In the order of parts.
     virtual std::vector<double> gather(const std::vector<double>& local) const { return local; }
 
@@ -73,13 +77,16 @@ class Experts : public FeedForward {
     std::vector<Param*> undivided() override { return {&router}; }
     Unit* inner_unit() override { return &unit; }
     std::string buffer_name() const override;
-    std::vector<float> buffer() const override;
+    std::vector<float> buffer() const override { return config_.sigmoid ? bias_ : std::vector<float>(); }
     void set_buffer(std::vector<float> values) override { set_bias(std::move(values)); }
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
     const std::vector<float>& bias() const { return bias_; }            // of a sigmoid, or with a rate; empty: 0
     const std::vector<float>& fractions() const { return fractions_; }  // of_batch: f_i of the step before
-    void set_bias(std::vector<float> bias);
+    void set_bias(std::vector<float> bias) {
+        bias_ = std::move(bias);
+        device_bias_ = Tensor();
+    }
     void set_fractions(std::vector<float> fractions) { fractions_ = std::move(fractions); }
 
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R_l, N) before each choice
@@ -93,7 +100,9 @@ class Experts : public FeedForward {
     // Without the shared experts. meanwhile: is called once, between two steps that may communicate.
     Var routed(Tape& tape, const Var& x, const Batch& batch, Routing& routing, const std::function<void()>& meanwhile);
     Var logits(Tape& tape, const Var& x);
-    double z_loss_of(const Batch& batch) const;
+    double z_loss_of(const Batch& batch) const {  // the coefficient of the z-loss of one row; 0 in an evaluation
+        return batch.sequence_scale > 0 ? config_.balance.z_loss * batch.sequence_scale / double(batch.whole_len) : 0;
+    }
     void route(Routing& routing, const Tensor& logits, const Batch& batch);
     Tensor piece_grads(const std::vector<double>& counts, const std::vector<RowPiece>& pieces, const Batch& batch,
                        const Tensor& logits) const;

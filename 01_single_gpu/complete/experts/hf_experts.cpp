@@ -13,12 +13,12 @@ void check_hf_family(const LlamaConfig& c, const std::string& flag) {
         usage_error("{}: no family of Hugging Face has experts with {} (try {})", flag, what, instead);
     };
     if (c.qkv_bias) refuse("--qkv-bias on", "--qkv-bias off");
-    if (c.latent.kv_rank > 0 && !x.sigmoid) refuse("--kv-lora-rank and --router softmax", "--router sigmoid");
+    if (c.is_latent() && !x.sigmoid) refuse("--kv-lora-rank and --router softmax", "--router sigmoid");
     if (x.sigmoid) {  // dots.llm1, DeepSeek-V3
-        if ((!c.qk_norm && c.latent.kv_rank == 0) || x.shared == 0)
+        if ((!c.qk_norm && !c.is_latent()) || x.shared == 0)
             refuse(fmt::format("--router sigmoid, --qk-norm {} and --shared-experts {}", c.qk_norm ? "on" : "off",
                                x.shared),
-                   c.latent.kv_rank > 0 ? "--shared-experts 1" : "--qk-norm on --shared-experts 1, as in dots.llm1");
+                   c.is_latent() ? "--shared-experts 1" : "--qk-norm on --shared-experts 1, as in dots.llm1");
         if (x.groups > x.count / 2)
             refuse(fmt::format("--expert-groups {}, one expert in each,", x.groups), "--expert-groups 1");
         return;

@@ -1,6 +1,5 @@
 #include "01_single_gpu/complete/flags/options.h"
 
-#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -12,9 +11,7 @@
 
 namespace train70b {
 
-namespace {
-constexpr const char* kLatentRank = "--kv-lora-rank";
-}
+constexpr const char *kLatentRank = "--kv-lora-rank", *kDefaultData = "docs/data/corpus.txt";
 
 std::vector<std::string> ModelFlags::names() {
     std::vector<std::string> list = {"--model",           "--layers",   "--hidden",       "--heads", "--kv-heads",
@@ -29,34 +26,38 @@ void ModelFlags::add_to(Flags& flags) {
     const Check count = integer_from(1);
     flags.group("Model");
     flags.add("--model", model_, "model preset", one_of(preset_names()));
-    flags.add("--layers", layers_, "number of transformer blocks", integer_from(1, kMaxLayers));
-    flags.add("--hidden", hidden_, "hidden size", count);
-    flags.add("--heads", heads_, "number of query heads", count);
-    flags.add("--kv-heads", kv_heads_, "number of key/value heads; must divide --heads", count);
-    flags.add("--head-dim", head_dim_, "size of a head [default: --hidden / --heads]", count).default_text("");
-    const auto add_choice = [&](const std::string& flag, std::optional<bool>& value, const std::string& text) {
-        flags
-            .add_word(
-                flag, [&value](const std::string& word) { value = word == "on"; }, text + " [default: the model's]",
-                one_of({"on", "off"}))
-            .default_text("");
+    const auto add = [&](const char* flag, auto LlamaConfig::*member, const char* text, const Check& check) {
+        auto& value = values_.*member;
+        replace_[flag] = [&value, member](LlamaConfig& model) { model.*member = value; };
+        if constexpr (std::is_same_v<decltype(value), bool&>)
+            flags.add_switch(flag, value, text).default_text("");
+        else
+            flags.add(flag, value, text, check).default_text("");
     };
-    add_choice("--qkv-bias", qkv_bias_, "biases of q, k and v, as in Qwen2");
-    add_choice("--qk-norm", qk_norm_, "RMSNorm of each head of q and k, as in Qwen3");
-    flags.add("--ffn", ffn_, "inner size of the MLP", count);
-    flags.add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
-    flags.add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
-        .default_text("the model's");
-    flags.add("--window", window_, "keys that a query sees, itself included; 0: all", integer_from(0));
+    add("--layers", &LlamaConfig::layers, "number of transformer blocks", integer_from(1, kMaxLayers));
+    add("--hidden", &LlamaConfig::hidden, "hidden size", count);
+    add("--heads", &LlamaConfig::heads, "number of query heads", count);
+    add("--kv-heads", &LlamaConfig::kv_heads, "number of key/value heads; must divide --heads", count);
+    add("--head-dim", &LlamaConfig::head_size, "size of a head [default: --hidden / --heads]", count);
+    add("--qkv-bias", &LlamaConfig::qkv_bias, "biases of q, k and v, as in Qwen2 [default: the model's]", {});
+    add("--qk-norm", &LlamaConfig::qk_norm, "RMSNorm of each head of q and k, as in Qwen3 [default: the model's]", {});
+    add("--ffn", &LlamaConfig::ffn, "inner size of the MLP", count);
+    add("--vocab", &LlamaConfig::vocab, "vocabulary size (256 for text, whose tokens are bytes)", count);
+    add("--tied-embeddings", &LlamaConfig::tied,
+        "use the embedding's matrix for the head as well [default: the model's]", {});
+    flags.add("--window", values_.window, "keys that a query sees, itself included; 0: all", integer_from(0));
     flags.add("--window-every", window_every_, "of so many layers the last sees all; 1: none does", count);
-    add_choice("--sinks", sinks_, "a learned logit per head in attention's softmax, as in gpt-oss");
-    add_choice("--mtp", multi_token_, "one more block predicts the token after the next, as in DeepSeek-V3");
+    add("--sinks", &LlamaConfig::sinks,
+        "a learned logit per head in attention's softmax, as in gpt-oss [default: the model's]", {});
+    add("--mtp", &LlamaConfig::multi_token,
+        "one more block predicts the token after the next, as in DeepSeek-V3 [default: the model's]", {});
     const Check rank = integer_from(0, 1 << 20);
-    flags.add(kLatentRank, latent_.kv_rank,
+    Latent& latent = values_.latent;
+    flags.add(kLatentRank, latent.kv_rank,
               "latent attention, as in DeepSeek-V3: size of keys' and values' latent; 0: none", rank);
-    flags.add("--q-lora-rank", latent_.q_rank, "latent attention: size of the queries' latent; 0: none", rank);
+    flags.add("--q-lora-rank", latent.q_rank, "latent attention: size of the queries' latent; 0: none", rank);
     flags
-        .add("--qk-rope-head-dim", latent_.rope_dim,
+        .add("--qk-rope-head-dim", latent.rope_dim,
              "latent attention: numbers of q and k that RoPE rotates, beside --head-dim others [default: half of it]",
              count)
         .default_text("head-dim / 2");
@@ -66,40 +67,27 @@ void ModelFlags::add_to(Flags& flags) {
 
 LlamaConfig ModelFlags::shape(const Flags& flags) const {
     LlamaConfig model = preset(model_);
-    if (layers_) model.layers = *layers_;
-    if (hidden_) model.hidden = *hidden_;
-    if (heads_) model.heads = *heads_;
-    if (heads_ && !kv_heads_) model.kv_heads = std::gcd(model.heads, model.kv_heads);
-    if (kv_heads_) model.kv_heads = *kv_heads_;
-    if (head_dim_) model.head_size = *head_dim_;
-    if (qkv_bias_) model.qkv_bias = *qkv_bias_;
-    if (qk_norm_) model.qk_norm = *qk_norm_;
-    if (ffn_) model.ffn = *ffn_;
-    if (vocab_) model.vocab = *vocab_;
-    if (flags.given("--tied-embeddings")) model.tied = tied_;
-    if (sinks_) model.sinks = *sinks_;
-    if (multi_token_) model.multi_token = *multi_token_;
-    model.window = window_;
-    if (window_every_ > 1 && window_ == 0)
+    for (const auto& [flag, replace] : replace_)
+        if (flags.given(flag)) replace(model);
+    const bool own_kv_heads = flags.given("--kv-heads");
+    if (flags.given("--heads") && !own_kv_heads) model.kv_heads = std::gcd(model.heads, model.kv_heads);
+    model.window = values_.window;
+    if (window_every_ > 1 && model.window == 0)
         usage_error("--window-every {}: needs --window N, the keys that a query sees", window_every_);
     for (int64_t layer = 0; layer < model.layers && window_every_ > 1 && window_every_ <= model.layers; ++layer)
         model.windowed.push_back((layer + 1) % window_every_ != 0);
     for (const char* flag : {"--q-lora-rank", "--qk-rope-head-dim"})
-        if (flags.given(flag) && latent_.kv_rank == 0)
+        if (flags.given(flag) && values_.latent.kv_rank == 0)
             usage_error("{}: needs {} N, the size of keys' and values' latent", flag, kLatentRank);
-    model.latent = latent_;
-    if (latent_.kv_rank > 0) {
-        if (!kv_heads_) model.kv_heads = model.heads;
-        if (latent_.rope_dim == 0) model.latent.rope_dim = std::max<int64_t>(model.value_dim() / 4, 1) * 2;
+    model.latent = values_.latent;
+    if (model.is_latent()) {
+        if (!own_kv_heads) model.kv_heads = model.heads;
+        if (model.latent.rope_dim == 0) model.latent.rope_dim = std::max<int64_t>(model.value_dim() / 4, 1) * 2;
     }
     model.experts = experts.shape(model, flags);
     check_config(model);
     return model;
 }
-
-namespace {
-constexpr const char* kDefaultData = "docs/data/corpus.txt";
-}  // namespace
 
 CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
     const Check count = integer_from(1), count0 = integer_from(0);
@@ -114,8 +102,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--hf-ignore", o.hf_ignore,
         "keys of its config.json that are not supported, to go on without them; vocab_size: train on text, whose bytes "
         "are then token ids, whatever the vocabulary [default: none]",
-        {.problem = {}, .name = "KEY"})
-        .default_text("");
+        {.problem = {}, .name = "KEY"});
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
 
@@ -133,16 +120,15 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         "fraction of the data held out for validation [default: 0.1 for text, 0 for shards]", real_number(0, 0.9))
         .default_text("0.1 of a text, 0 of shards");
     add("--document-token", o.document_token,
-        "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
-        .default_text("");
+        "token that ends a document: positions restart behind it, and attention stops [default: none]",
+        integer_from(0));
     add_switch("--mask-document-ends", o.mask_document_ends,
                "do not train to predict the first token of a document from the document token before it");
     add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
 
     add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
     add("--prompt", o.prompt, "text to continue [default: the first tokens of the held-out data]",
-        {.problem = {}, .name = "TEXT"})
-        .default_text("");
+        {.problem = {}, .name = "TEXT"});
 
     group("Training");
     add("--steps", o.steps, "number of optimizer steps", count0);
@@ -163,14 +149,13 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
     add("--mtp-loss", o.multi_token_weight, "--mtp on: factor of its loss", positive0);
     model_.experts.add_balance(*this);
-    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
-        .default_text("");
+    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count);
 
     group("Precision, memory");
     add("--dtype", o.dtype,
         "dtype of weights and activations; fp16: of products alone, the rest is fp32; fp16, fp64: CPU only",
-        one_of(train_dtype_names()));
-    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(grad_dtype_names()));
+        one_of(names_of(kTrainDTypes)));
+    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(names_of(kGradDTypes)));
     add("--loss-scale", o.loss_scale, "with --dtype fp16: factor of the loss in the backward pass; 0: dynamic",
         real_number(0, 1e10));
     add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
@@ -178,11 +163,11 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         integer_from(1, kMaxLayers));
     add("--loss-chunk", o.loss_chunk,
         "rows of logits at a time, with their gradients computed in the forward pass; 0: all of a micro-batch", count0);
-    add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
+    add("--device", o.device, "device; auto: cuda if available", one_of(names_of(kDevices)));
     add("--attention", o.attention, "attention's kernels on a GPU; auto: cuDNN's where it has them, else our own",
-        one_of(attention_names()));
+        one_of(names_of(kAttention)));
     add("--matmul", o.matmul, "kernels of matrix products on a GPU; auto: cuBLASLt's, else our own (for learning)",
-        one_of(matmul_names()));
+        one_of(names_of(kMatmul)));
 
     group("Output");
     add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
@@ -195,8 +180,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors", "reference.json"});
 }
 
-namespace {
-void check_fp16(const TrainOptions& o, bool scale_given, bool overlaps) {
+static void check_fp16(const TrainOptions& o, bool scale_given, bool overlaps) {
     if (!o.fp16()) {
         if (scale_given) usage_error("--loss-scale: needs --dtype fp16, not {}", o.dtype);
         return;
@@ -204,13 +188,12 @@ void check_fp16(const TrainOptions& o, bool scale_given, bool overlaps) {
     if (o.device == "cuda")
         usage_error("--dtype fp16: not supported with --device cuda (try --device cpu, or --dtype bf16)");
     for (const auto& [flag, given] : {std::pair("--experts", o.model.is_sparse()),
-                                      {"--kv-lora-rank", o.model.latent.kv_rank > 0},
+                                      {"--kv-lora-rank", o.model.is_latent()},
                                       {"--mtp on", o.model.multi_token},
                                       {"--save-reference", !o.save_reference.empty()},
                                       {"--tp-overlap on", overlaps}})
         if (given) usage_error("--dtype fp16: not supported with {} (try --dtype bf16)", flag);
 }
-}  // namespace
 
 void CommandLine::parse(int argc, char** argv) {
     Flags::parse(argc, argv);
@@ -262,36 +245,27 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
     if (given("--mtp-loss") && !o.model.multi_token) usage_error("--mtp-loss: needs --mtp on");
-    if (o.mup && o.model.latent.kv_rank > 0)
+    if (o.mup && o.model.is_latent())
         usage_error("--mup {}: not supported with {} {}, which has products of two widths", *o.mup, kLatentRank,
                     o.model.latent.kv_rank);
     model_.experts.read_balance(o.model, *this);
     if (!o.save_hf.empty()) check_hf_attention(o.model, "--save-hf");
-    if (!o.load_hf.empty()) add_notes();
+    if (!o.load_hf.empty() && !given("--lr") && o.steps > 0)
+        o.notes += fmt::format("--lr {} is the default, for new weights (for trained ones try --lr 1e-5)\n", o.lr);
+    if (!o.load_hf.empty() && o.model.is_sparse() && !given("--aux-loss")) {
+        const double aux_loss = o.model.experts.balance.aux_loss;
+        record("--aux-loss", fmt::format("{}", aux_loss));
+        o.notes += fmt::format("--aux-loss {}, the router_aux_loss_coef of {}/config.json{}\n", aux_loss, o.load_hf,
+                               aux_loss > 0 ? " (the loss: docs/appendix.md)" : ", or none there");
+    }
     if (o.load_hf.empty() && given("--hf-ignore")) usage_error("--hf-ignore: needs --load-hf DIR");
     check_path_flags();
-}
-
-// What a loaded model changes, or might be expected to change.
-void CommandLine::add_notes() {
-    TrainOptions& o = options_;
-    if (!given("--lr") && o.steps > 0)
-        o.notes += fmt::format("--lr {} is the default, for new weights (for trained ones try --lr 1e-5)\n", o.lr);
-    if (!o.model.is_sparse() || given("--aux-loss")) return;
-    const double aux_loss = o.model.experts.balance.aux_loss;
-    record("--aux-loss", fmt::format("{}", aux_loss));
-    o.notes += fmt::format("--aux-loss {}, the router_aux_loss_coef of {}/config.json{}\n", aux_loss, o.load_hf,
-                           aux_loss > 0 ? " (the loss: docs/appendix.md)" : ", or none there");
 }
 
 Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
                                     std::vector<std::string> files) {
     path_flags_.push_back({flag, &path, true, std::move(files)});
     return add_path(flag, path, text);
-}
-
-Flags::Flag CommandLine::add_output(OptionalOutput& file, const std::string& text) {
-    return add_output(file.flag, file.path, text);
 }
 
 Flags::Flag CommandLine::add_input(const std::string& flag, std::string& path, const std::string& text) {

@@ -1,6 +1,6 @@
 #pragma once
 // The flags shared by all chapters: typed, checked, and written to the metrics file.
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,11 +21,9 @@ class ModelFlags {
 
   private:
     std::string model_ = "tiny";
-    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
-    Latent latent_;
-    std::optional<bool> qkv_bias_, qk_norm_, sinks_, multi_token_;
-    int64_t window_ = 0, window_every_ = 1;
-    bool tied_ = false;
+    int64_t window_every_ = 1;
+    LlamaConfig values_;                                                // of the flags
+    std::map<std::string, std::function<void(LlamaConfig&)>> replace_;  // by flag: the preset's value by its own
 };
 
 // The command line of a chapter: the shared flags, and those that the chapter adds.
@@ -41,7 +39,7 @@ class CommandLine : public Flags {
     // text: "FILE.csv: what it is" shows FILE.csv as the value in --help.
     Flag add_output(const std::string& flag, std::string& path, const std::string& text,
                     std::vector<std::string> files = {});
-    Flag add_output(OptionalOutput& file, const std::string& text);
+    Flag add_output(OptionalOutput& file, const std::string& text) { return add_output(file.flag, file.path, text); }
     Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
 
   private:
@@ -53,7 +51,6 @@ class CommandLine : public Flags {
     };
     Flag add_path(const std::string& flag, std::string& path, const std::string& text);
     LlamaConfig model_shape() const;
-    void add_notes();
     void check_path_flags() const;
 
     std::vector<PathFlag> path_flags_;

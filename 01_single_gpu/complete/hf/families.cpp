@@ -23,7 +23,7 @@ const std::vector<Family> kFamilies = {
 // heads, and has no windows.
 const Family& family_of(const LlamaConfig& c) {
     const auto fits = [&c](const Family& family) {
-        if (family.latent != (c.latent.kv_rank > 0)) return false;
+        if (family.latent != (c.is_latent())) return false;
         if (family.latent && !c.is_sparse()) return true;
         return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm && family.experts == c.is_sparse() &&
                family.sigmoid == c.experts.sigmoid &&
@@ -38,7 +38,7 @@ const Family& family_of(const LlamaConfig& c) {
 void check_hf_attention(const LlamaConfig& c, const std::string& flag) {
     if (c.multi_token) usage_error("{}: has no place for the block of --mtp on (try off)", flag);
     if (c.sinks) usage_error("{}: no family of Hugging Face that is supported has --sinks on (try off)", flag);
-    if (c.window > 0 && c.latent.kv_rank > 0)
+    if (c.window > 0 && c.is_latent())
         usage_error("{}: no family of Hugging Face has --window {} with --kv-lora-rank (try --window 0)", flag,
                     c.window);
     if (!c.windowed.empty() && !family_of(c).layer_types)

@@ -101,7 +101,7 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
         where_.erase(kHead);
     }
     const auto is_module = [&](const std::string& name) {  // DeepSeek-V3's, behind the last layer
-        return config.latent.kv_rank > 0 && name.starts_with(fmt::format("model.layers.{}.", config.layers));
+        return config.is_latent() && name.starts_with(fmt::format("model.layers.{}.", config.layers));
     };
     bool left_out = false;
     for (const auto& [name, location] : where_) {
@@ -232,12 +232,6 @@ std::string HfWeights::dtypes() const {
         for (const HfTensor& part : parts)
             if (!is_buffer(param)) names.insert(where_.at(part.name).second->type_name());
     return fmt::format("{}", fmt::join(names, ", "));
-}
-
-void HfWeights::load_buffers(Llama& model) const {
-    for (Block& block : model.blocks)
-        if (const std::string name = block.feed_forward->buffer_name(); !name.empty())
-            block.feed_forward->set_buffer(buffer(name));
 }
 
 std::vector<float> HfWeights::buffer(const std::string& name) const {

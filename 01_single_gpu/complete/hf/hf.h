@@ -54,8 +54,12 @@ class HfWeights {
     // Loads this rank's rectangle of each parameter, cast to the dtype of its data. Usage error, naming the tensor, for
     // a value that is not finite.
     void load(const std::vector<Param*>& params) const;
-    void load_buffers(Llama& model) const;  // of this stage
-    std::string dtypes() const;             // of the parameters: "bf16", or "bf16, fp32"
+    void load_buffers(Llama& model) const {  // of this stage
+        for (Block& block : model.blocks)
+            if (const std::string name = block.feed_forward->buffer_name(); !name.empty())
+                block.feed_forward->set_buffer(buffer(name));
+    }
+    std::string dtypes() const;  // of the parameters: "bf16", or "bf16, fp32"
 
   private:
     using Location = std::pair<size_t, const StoredTensor*>;  // file, entry

@@ -118,13 +118,6 @@ void read_windows(const JsonObject& keys, const Family& family, LlamaConfig& con
     if (count < config.layers) config.windowed = windowed;
 }
 
-void refuse_other_models(const JsonObject& keys, const Family& family) {
-    keys.only("hidden_act", "silu", "only \"silu\" is supported");
-    // Llama's and Qwen3's also means a bias of o_proj; Qwen2 has its biases without this key.
-    if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
-    keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
-}
-
 // One of the two names of the number of experts, which transformers 5 treats as the same.
 const char* experts_key(const JsonObject& keys, const Family& family) {
     const bool mixtral = family.name == std::string("mixtral");
@@ -203,7 +196,10 @@ LlamaConfig read_hf_config(const std::string& dir, const std::vector<std::string
 LlamaConfig parse_hf_config(const json& object, const std::string& path, std::vector<std::string> ignored) {
     const JsonObject keys(path, object);
     const Family& family = family_of(keys);
-    refuse_other_models(keys, family);
+    keys.only("hidden_act", "silu", "only \"silu\" is supported");
+    // Llama's and Qwen3's also means a bias of o_proj; Qwen2 has its biases without this key.
+    if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
+    keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     LlamaConfig config;
     config.family = family.name;
     config.qkv_bias = family.qkv_bias;

@@ -109,13 +109,11 @@ SafetensorsFile::SafetensorsFile(const std::string& path, Holds holds)
     if (header_bytes > bytes - 8 || header_bytes > kMaxHeaderBytes)
         usage_error("{}: truncated, corrupt, or not a safetensors file: a header of {} bytes in a file of {} bytes",
                     path, header_bytes, bytes);
-    std::string header(header_bytes, '\0');
-    file_.read(8, header.data(), int64_t(header_bytes));
+    std::string text(header_bytes, '\0');
+    file_.read(8, text.data(), int64_t(header_bytes));
     data_ = int64_t(8 + header_bytes);
-    check_header(header, bytes - 8 - header_bytes, holds);
-}
+    const uint64_t data_bytes = bytes - 8 - header_bytes;
 
-void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes, Holds holds) {
     std::vector<const StoredTensor*> order;
     const json header = parse_json(text, path_);
     if (!header.is_object()) usage_error("{}: the header is not a JSON object", path_);

@@ -43,8 +43,6 @@ class SafetensorsFile {
     }
 
   private:
-    void check_header(std::string_view header, uint64_t data_bytes, Holds holds);
-
     std::string path_;
     InputFile file_;
     int64_t data_ = 0;  // where the tensors' bytes begin

@@ -8,21 +8,12 @@
 
 namespace train70b {
 
-// A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened; when a
-// line cannot be written, warns and writes no more.
-class Metrics {
-  public:
-    Metrics() = default;
-    ~Metrics();
-    Metrics(const Metrics&) = delete;
-    // Usage error if it cannot be written. append: after the complete lines that it has.
-    void open(const std::string& path, bool append = false);
-    void write(const nlohmann::ordered_json& line);
+class RunControl;  // roles.h
+class Trainer;     // trainer.h
 
-  private:
-    std::string path_;
-    FILE* stream_ = nullptr;
-};
+// --metrics: a JSON line for the configuration, for every step and event, and for the whole run, each flushed so that a
+// run can be followed. Usage error if it cannot be written; when a line cannot be, it warns and writes no more.
+std::unique_ptr<RunControl> metrics_file(Trainer& trainer, const nlohmann::ordered_json& flags);
 
 inline void say(const Table& table) { say("\n{}", table.text()); }  // after an empty line
 

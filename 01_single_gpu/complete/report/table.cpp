@@ -17,8 +17,6 @@ Cell scientific(double number) { return {fmt::format("{:.2e}", number), number};
 Cell milliseconds(double seconds) { return {fmt::format("{:.1f} ms", 1e3 * seconds), seconds}; }
 Cell percent(double share, int digits) { return {fmt::format("{:.{}f}%", 100 * share, digits), share}; }
 
-void Table::note(const std::string& line) { notes_.push_back(line); }
-
 void Table::row(std::vector<Cell> cells) {
     CHECK(cells.size() <= columns_.size(), "{} cells in a row of {} columns", cells.size(), columns_.size());
     cells.resize(columns_.size());

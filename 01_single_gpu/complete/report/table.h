@@ -46,7 +46,7 @@ class Table {
 
     // As many cells as columns, or fewer: the rest is empty.
     void row(std::vector<Cell> cells);
-    void note(const std::string& line);  // a line below the table
+    void note(const std::string& line) { notes_.push_back(line); }  // a line below the table
 
     std::string text() const;  // the caption, the names of the columns, the rows, the notes
     std::string csv() const;   // names and rows; cells with commas or quotes are quoted

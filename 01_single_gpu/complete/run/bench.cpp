@@ -24,6 +24,11 @@ namespace {
 
 constexpr int kSteps = 5;
 
+// The device's limits, measured in the same run as the ops that are compared with them.
+struct Ceilings {
+    double copy_bytes_per_s;     // copying a large fp32 array; bytes read plus bytes written
+    double product_flops_per_s;  // a large square matrix product in the model's dtype
+};
 // Seconds of a call of body, the last of `warm_s` seconds of calls; between some of them, the host waits.
 double warm_seconds(Device device, double warm_s, const std::function<void()>& body) {
     constexpr int kCalls = 10;
@@ -37,13 +42,9 @@ double warm_seconds(Device device, double warm_s, const std::function<void()>& b
     return seconds_per_call;
 }
 
-double floor_seconds(const Profile::Sum& sum, const Ceilings& ceilings) {
-    return std::max(sum.bytes / ceilings.copy_bytes_per_s, sum.flops / ceilings.product_flops_per_s);
-}
-
-}  // namespace
-
-Ceilings measure_ceilings(Device device, DType dtype, int64_t side, double warm_s) {
+// side: of the product; 0: large on this device. warm_s > 0: after so many seconds of each without a pause, as training
+// has them: a GPU that reaches its power limit lowers its clock. 0: a few single calls on a device that idled.
+Ceilings measure_ceilings(Device device, DType dtype, int64_t side, double warm_s = 0) {
     const bool gpu = device == Device::cuda;
     if (side == 0) side = gpu ? 8192 : 2048;
     const int64_t elements = (gpu ? 4 : 8) * side * side;
@@ -64,8 +65,6 @@ Ceilings measure_ceilings(Device device, DType dtype, int64_t side, double warm_
     ceilings.product_flops_per_s = 2.0 * double(side) * double(side) * double(side) / seconds;
     return ceilings;
 }
-
-namespace {
 
 void print_limits(const Llama& model, const Ceilings& ceilings, const char* title) {
     const std::string cpu = fmt::format(" ({}, {} thread{})", cpu::product_kernels(model.options.dtype), cpu_threads(),
@@ -98,7 +97,7 @@ Table op_table(const std::map<std::string, Profile::Sum>& sums, const Ceilings& 
                  Column("GFLOP/s", "gflops"), Column("GB/s", "gbytes_per_s")});
     double covered = 0;
     for (const auto& [name, sum] : ops) {
-        const double floor = floor_seconds(sum, ceilings);
+        const double floor = std::max(sum.bytes / ceilings.copy_bytes_per_s, sum.flops / ceilings.product_flops_per_s);
         table.row({name, sum.calls / kSteps, fixed(1e3 * sum.seconds / kSteps, 3), fixed(1e3 * floor / kSteps, 3),
                    fixed(sum.seconds / floor, 1), percent(sum.seconds / seconds),
                    fixed(sum.flops / sum.seconds / 1e9, 1), fixed(sum.bytes / sum.seconds / 1e9, 1)});

@@ -9,15 +9,6 @@ namespace train70b {
 // each.
 double median_seconds(Device device, int calls, const std::function<void()>& body);
 
-// The device's limits, measured in the same run as the ops that are compared with them.
-struct Ceilings {
-    double copy_bytes_per_s;     // copying a large fp32 array; bytes read plus bytes written
-    double product_flops_per_s;  // a large square matrix product in the model's dtype
-};
-// side: of the product; 0: large on this device. warm_s > 0: after so many seconds of each without a pause, as training
-// has them: a GPU that reaches its power limit lowers its clock. 0: a few single calls on a device that idled.
-Ceilings measure_ceilings(Device device, DType dtype, int64_t side = 0, double warm_s = 0);
-
 // Trains a few steps without watching (their median is the step time), then a few with every op timed by itself (on a
 // GPU by events, without a wait of the host), and prints the table. An op's floor is the larger of its bytes over the
 // copy bandwidth and its FLOPs over the product rate.

@@ -28,9 +28,8 @@ std::vector<std::optional<double>> evaluate_sources(Trainer& trainer) {
     return losses;
 }
 
-namespace {
-
-double mean_of_sources(const std::vector<Dataset::Part>& parts, const std::vector<std::optional<double>>& losses) {
+static double mean_of_sources(const std::vector<Dataset::Part>& parts,
+                              const std::vector<std::optional<double>>& losses) {
     if (losses.size() == 1 && losses[0]) return *losses[0];
     double sum = 0, weights = 0, by_samples = 0, samples = 0;
     for (size_t i = 0; i < losses.size(); ++i) {
@@ -44,8 +43,6 @@ double mean_of_sources(const std::vector<Dataset::Part>& parts, const std::vecto
     return weights > 0 ? sum / weights : by_samples / samples;
 }
 
-}  // namespace
-
 double evaluate(Trainer& trainer) { return mean_of_sources(trainer.data.parts(), evaluate_sources(trainer)); }
 
 void check_evaluation(const TrainOptions& o, const Dataset& data) {
@@ -56,14 +53,12 @@ void check_evaluation(const TrainOptions& o, const Dataset& data) {
                                    : "a held-out source (PATH:1,HELD_OUT:0)");
 }
 
-bool Evaluation::after_step(const StepReport& report) {
-    if (report.step % trainer_.options.eval_every != 0 && report.step != trainer_.last_step()) return true;
-    const Dataset& data = trainer_.data;
-    const std::vector<std::optional<double>> losses = evaluate_sources(trainer_);
+void report_evaluation(Trainer& trainer, int64_t step) {
+    const Dataset& data = trainer.data;
+    const std::vector<std::optional<double>> losses = evaluate_sources(trainer);
     const double loss = mean_of_sources(data.parts(), losses);
-    const DType dtype = trainer_.model.options.dtype;
-    nlohmann::ordered_json event = {
-        {"event", "eval"}, {"step", report.step}, {"loss", significant_digits(loss, dtype)}};
+    const DType dtype = trainer.model.options.dtype;
+    nlohmann::ordered_json event = {{"event", "eval"}, {"step", step}, {"loss", significant_digits(loss, dtype)}};
     std::string text;
     for (size_t i = 0; data.is_mixture() && i < losses.size(); ++i) {
         const std::string& name = data.parts()[i].name;
@@ -77,11 +72,10 @@ bool Evaluation::after_step(const StepReport& report) {
     }
     const bool known = std::any_of(losses.begin(), losses.end(), [](const auto& of_source) { return bool(of_source); });
     const int64_t sequences = data.validation_samples();
-    trainer_.note(
+    trainer.note(
         known ? fmt::format("          validation loss {:.4f} over {} sequences{}", loss, sequences, text)
               : fmt::format("          no validation loss: all targets of the {} sequences are ignored", sequences),
         event);
-    return true;
 }
 
 }  // namespace train70b

@@ -11,14 +11,6 @@ double evaluate(Trainer& trainer);  // their mean by weight; if all of these wei
 // Usage error if the run evaluates and no source has a validation split.
 void check_evaluation(const TrainOptions& options, const Dataset& data);
 
-// --eval-every: after so many steps and after the last one, a line and an event.
-class Evaluation : public RunControl {
-  public:
-    explicit Evaluation(Trainer& trainer) : trainer_(trainer) {}
-    bool after_step(const StepReport& report) override;
-
-  private:
-    Trainer& trainer_;
-};
+void report_evaluation(Trainer& trainer, int64_t step);  // --eval-every: a line and an event
 
 }  // namespace train70b

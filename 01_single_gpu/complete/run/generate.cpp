@@ -79,32 +79,11 @@ std::string printable(const std::vector<int32_t>& tokens, bool bytes) {
     return text;
 }
 
-void check_text(const TrainOptions& o, const Dataset& data, bool generates) {
-    if (o.load_hf.empty() || o.model.vocab == 256 || (o.steps == 0 && !generates)) return;
-    if (std::ranges::count(o.hf_ignore, "vocab_size") > 0) return;
-    for (const Dataset::Part& part : data.parts())
-        if (part.source->is_text())
-            usage_error(
-                "--data {}: is text, whose tokens are bytes, but the vocabulary of --load-hf {} has {} (make shards of "
-                "its tokens: docs/make_shards.py, docs/convert_tokens.py; or take bytes: --hf-ignore vocab_size)",
-                part.source->path, o.load_hf, o.model.vocab);
-}
-
-void check_prompt(const TrainOptions& options, const Dataset& data) {
-    if (!options.prompt.empty() && !data.is_text())
-        usage_error(
-            "--prompt: the tokens of --data {} are not bytes of text (leave it out, and the prompt is the "
-            "beginning of the held-out data)",
-            options.data);
-}
-
-bool Samples::after_step(const StepReport& report) {
-    if (report.step % trainer_.options.sample_every != 0 && report.step != trainer_.last_step()) return true;
+void report_sample(Trainer& trainer, int64_t step) {
     constexpr int64_t kTokens = 64;
-    const std::vector<int32_t> tokens = generate(trainer_, kTokens);
-    trainer_.note("          sample: " + one_line(printable(tokens, trainer_.data.is_text())),
-                  {{"event", "sample"}, {"step", report.step}, {"tokens", tokens}});
-    return true;
+    const std::vector<int32_t> tokens = generate(trainer, kTokens);
+    trainer.note("          sample: " + one_line(printable(tokens, trainer.data.is_text())),
+                 {{"event", "sample"}, {"step", step}, {"tokens", tokens}});
 }
 
 }  // namespace train70b

@@ -16,19 +16,6 @@ std::vector<int32_t> generate(Trainer& trainer, int64_t count);  // of --prompt 
 
 std::string printable(const std::vector<int32_t>& tokens, bool bytes);  // bytes: as text, else token numbers
 
-// Usage error if a loaded model, whose tokens are not bytes, would train on text or continue it.
-void check_text(const TrainOptions& options, const Dataset& data, bool generates);
-// Usage error for a prompt if the data's tokens are not bytes.
-void check_prompt(const TrainOptions& options, const Dataset& data);
-
-// --sample-every: after so many steps and after the last one, a line and an event.
-class Samples : public RunControl {
-  public:
-    explicit Samples(Trainer& trainer) : trainer_(trainer) {}
-    bool after_step(const StepReport& report) override;
-
-  private:
-    Trainer& trainer_;
-};
+void report_sample(Trainer& trainer, int64_t step);  // --sample-every: a line and an event
 
 }  // namespace train70b

@@ -1,5 +1,6 @@
 #pragma once
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
+#include "01_single_gpu/complete/flags/options.h"
 #include "01_single_gpu/complete/run/outputs.h"
 
 namespace train70b {
