@@ -16,15 +16,15 @@ inline bool have_gpu() {
 }
 
 // Tests of attention are of the program's own kernels; 01_cuda_cudnn.cpp has those of cuDNN's.
-inline const bool kOwnAttention = (attention_by() = AttentionBy::own, true);
+inline const bool kOwnAttention = (attention_by = AttentionBy::own, true);
 
-// For its lifetime place() refers to `value`: Chosen<attention_by> own(AttentionBy::own).
-template <auto place>
+// For its lifetime `place` is `value`: Chosen<attention_by> own(AttentionBy::own).
+template <auto& place>
 struct Chosen {
-    using Value = std::remove_reference_t<decltype(place())>;
-    const Value before = place();
-    explicit Chosen(Value value) { place() = value; }
-    ~Chosen() { place() = before; }
+    using Value = std::remove_reference_t<decltype(place)>;
+    const Value before = place;
+    explicit Chosen(Value value) { place = value; }
+    ~Chosen() { place = before; }
 };
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16};

@@ -13,7 +13,7 @@
 
 namespace train70b::cpu {
 
-// Calls body with a value of the element type: with_float(x.dtype(), [&](auto zero) { using T = decltype(zero); ... })
+// Calls body with a value of the element type: with_float(x.dtype(), [&]<class T>(T) { ... })
 template <class Body>
 void with_float(DType dtype, Body&& body) {
     if (dtype == DType::f32)

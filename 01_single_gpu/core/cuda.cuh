@@ -20,7 +20,7 @@ namespace train70b::cuda {
 
 inline cudaStream_t stream() { return static_cast<cudaStream_t>(cuda_compute_stream()); }
 
-// Calls body with a value of the element type, as the CPU's with_float does.
+// Calls body with a value of the element type, as the CPU's with_float does: [&]<class T>(T) { ... }
 template <class Body>
 void with_float(DType dtype, Body&& body) {
     if (dtype == DType::f32)
@@ -104,20 +104,29 @@ struct Grid {
     size_t shared_bytes = 0;  // dynamic shared memory of a block
 };
 
+// An argument as the kernel's parameter: of a tensor the pointer to its data, null if it is empty.
+template <class Parameter, class Argument>
+Parameter parameter_of(const Argument& argument) {
+    if constexpr (std::is_same_v<Argument, Tensor>)
+        return argument ? argument.template data<std::remove_pointer_t<Parameter>>() : nullptr;
+    else
+        return argument;
+}
+
 // Launches a kernel on the compute stream. A grid without blocks, as for a tensor without rows, launches nothing: CUDA
 // refuses it as invalid. So no op needs a case of its own for empty tensors.
-template <class... Parameters>
-void launch(void (*kernel)(Parameters...), const Grid& grid, const std::type_identity_t<Parameters>&... arguments) {
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const Grid& grid, const Arguments&... arguments) {
     if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
     // More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is reserved for a kernel's static arrays.
     if (grid.shared_bytes > 47 << 10)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(grid.shared_bytes)));
-    kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream()>>>(arguments...);
+    kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream()>>>(parameter_of<Parameters>(arguments)...);
     CUDA_CHECK(cudaGetLastError());
 }
 
-// ---- reductions over a block: shuffles within warps, then over warps; the order never changes ----
+// ---- reductions over a warp, and over a block by way of its warps; the order never changes ----
 struct Sum {
     template <class V>
     __device__ V operator()(V a, V b) const {
@@ -128,12 +137,18 @@ struct Max {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+template <class V, class Combine>
+__device__ V warp_reduce(V value, Combine combine) {  // every lane gets the result
+    for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(~0u, value, offset));
+    return value;
+}
+
 // Every thread gets the result. blockDim.x is a multiple of 32, at most 1024.
 template <class V, class Combine>
 __device__ V block_reduce(V value, Combine combine) {
     __shared__ V warps[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
-    for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(~0u, value, offset));
+    value = warp_reduce(value, combine);
     __syncthreads();  // the previous call may still read the array
     if (lane == 0) warps[warp] = value;
     __syncthreads();

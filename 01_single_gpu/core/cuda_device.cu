@@ -21,7 +21,7 @@ static cudaMemPool_t default_pool() {
     return pool;
 }
 
-static std::pair<int, int> compute_capability() {
+std::pair<int, int> cuda_compute_capability() {
     int major = 0, minor = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current_device()));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, current_device()));
@@ -36,7 +36,7 @@ std::string why_no_cuda() {
         const cudaError_t status = cudaGetDeviceCount(&count);
         if (status != cudaSuccess) return std::string("no usable GPU or driver (") + cudaGetErrorString(status) + ")";
         if (count == 0) return std::string("no GPU in this machine");
-        const auto [major, minor] = compute_capability();
+        const auto [major, minor] = cuda_compute_capability();
         return no_code_for(TRAIN70B_ARCHITECTURES, major, minor);
     }();
     return reason;
@@ -221,7 +221,7 @@ CudaInfo cuda_info() {
 }
 
 std::string cuda_versions() {
-    const auto [major, minor] = compute_capability();
+    const auto [major, minor] = cuda_compute_capability();
     const size_t cublas = cublasLtGetVersion();
     return describe("compute capability {}.{}, code for {}; cuBLASLt {}.{}.{}; FP8: {}", major, minor,
                     TRAIN70B_ARCHITECTURES, cublas / 10000, cublas / 100 % 100, cublas % 100,

@@ -4,6 +4,7 @@
 // CMakeLists.txt lists.
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "01_single_gpu/core/memory.h"
 
@@ -69,7 +70,8 @@ class CudaStreamScope {
 
 std::string cuda_failure(int status);  // a cudaError_t in words
 int cuda_device_count();
-std::string cuda_device_id();  // PCI bus id of the device in use
+std::pair<int, int> cuda_compute_capability();  // major and minor, of the device in use
+std::string cuda_device_id();                   // PCI bus id of the device in use
 // Default: device 0. Must precede the first allocation, host or device: streams belong to the device that was current
 // when they were created (CHECKed).
 void cuda_use_device(int device);

@@ -10,14 +10,13 @@ namespace cpu {
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    with_float(param.dtype(), grad.dtype(), [&](auto param_zero, auto grad_zero) {
-        using P = decltype(param_zero);
+    with_float(param.dtype(), grad.dtype(), [&]<class P, class G>(P, G) {
         using C = Wide<P>;
         constexpr bool has_master = !std::is_same_v<P, C>;
         P* p = param.data<P>();
         C* w = (has_master ? master : param).template data<C>();
         C *m = exp_avg.data<C>(), *v = exp_avg_sq.data<C>();
-        const auto* g = grad.data<decltype(grad_zero)>();
+        const G* g = grad.data<G>();
         const AdamWFactors<C> f(step);
         parallel_elements(param.size(), [=](int64_t i) {
             const C gradient = C(g[i]) * f.grad_scale;

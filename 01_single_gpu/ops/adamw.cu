@@ -34,11 +34,9 @@ __global__ void adamw_kernel(P* param, float* master, float* exp_avg, float* exp
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
     const AdamWFactors<float> factors(step);
-    with_float(param.dtype(), grad.dtype(), [&](auto param_zero, auto grad_zero) {
-        using P = decltype(param_zero);
-        using G = decltype(grad_zero);
-        launch(adamw_kernel<P, G>, {blocks_for(param.size())}, param.data<P>(), master ? master.data<float>() : nullptr,
-               exp_avg.data<float>(), exp_avg_sq.data<float>(), grad.data<G>(), param.size(), factors);
+    with_float(param.dtype(), grad.dtype(), [&]<class P, class G>(P, G) {
+        launch(adamw_kernel<P, G>, {blocks_for(param.size())}, param, master, exp_avg, exp_avg_sq, grad, param.size(),
+               factors);
     });
 }
 

@@ -14,13 +14,8 @@ namespace train70b {
 
 DocumentStarts::DocumentStarts(const std::vector<int32_t>& starts, Device device)
     : on_device(upload(starts, {int64_t(starts.size())}, device)) {
-    if (device == Device::cpu) {
-        const auto same = std::make_shared<const Tensor>(on_device);
-        on_host = {same, same->data<int32_t>()};
-    } else {
-        const auto copied = std::make_shared<const std::vector<int32_t>>(starts);
-        on_host = {copied, copied->data()};
-    }
+    const auto copied = std::make_shared<const std::vector<int32_t>>(starts);
+    on_host = {copied, copied->data()};
 }
 
 DocumentStarts DocumentStarts::rows(int64_t begin, int64_t end) const {
@@ -38,14 +33,11 @@ namespace {
 struct Doubles {
     Tensor values;
     int64_t head_dim;
-    Doubles(const Tensor& x, int64_t head_dim)
-        : values(x.shape(), DType::f64, Device::cpu, Memory::workspace), head_dim(head_dim) {
-        copy(values, x);
-    }
     Doubles(const Shape& shape, int64_t head_dim)
         : values(shape, DType::f64, Device::cpu, Memory::workspace), head_dim(head_dim) {
         fill(values, 0);
     }
+    Doubles(const Tensor& x, int64_t head_dim) : Doubles(x.shape(), head_dim) { copy(values, x); }
     double& operator()(int64_t row, int64_t head, int64_t d = 0) const {
         return values.data<double>()[row * values.cols() + head * head_dim + d];
     }
@@ -135,8 +127,7 @@ void naive_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& 
 
 namespace cpu {
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
-    with_float(part_out.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(part_out.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t width = out.cols() / lse.cols();  // of a head
         // tag::lab-lse-merge[]
@@ -159,15 +150,13 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
 
 // ---- cuDNN or own kernels ------------------------------------------------------------------------------------------
 
-namespace cuda {  // attention_cudnn.cpp; attention_cuda.cu in a build without cuDNN
-std::string why_no_cudnn();
-std::string cudnn_version();
+namespace cuda {              // attention_cuda.cu
+std::string why_no_cudnn();   // in a build with cuDNN: attention_cudnn.cpp
+std::string cudnn_version();  // the same
+decltype(train70b::attention) attention;
+decltype(train70b::attention_backward) attention_backward;
+decltype(train70b::merge_attention) merge_attention;
 }  // namespace cuda
-
-AttentionBy& attention_by() {
-    static AttentionBy by = AttentionBy::automatic;
-    return by;
-}
 
 std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool documents) {
     if (dtype != DType::bf16) return fmt::format("cuDNN's is for --dtype bf16, not {}", name_of(dtype));
@@ -182,7 +171,7 @@ std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool doc
 }
 
 std::string attention_text(Device device, DType dtype, int64_t head_dim, bool documents) {
-    if (attention_by() == AttentionBy::own) return "own kernels";
+    if (attention_by == AttentionBy::own) return "own kernels";
     const std::string why = why_not_cudnn(device, dtype, head_dim, documents);
 #if TRAIN70B_CUDA
     if (why.empty() && device == Device::cuda) return "cuDNN " + cuda::cudnn_version();
@@ -196,11 +185,6 @@ namespace cpu {  // attention_tiled.cpp
 decltype(train70b::attention) attention;
 decltype(train70b::attention_backward) attention_backward;
 }  // namespace cpu
-namespace cuda {  // attention_cuda.cu
-decltype(train70b::attention) attention;
-decltype(train70b::attention_backward) attention_backward;
-decltype(train70b::merge_attention) merge_attention;
-}  // namespace cuda
 
 namespace {
 

@@ -27,7 +27,7 @@ namespace train70b {
 
 // Whose kernels compute attention on a GPU (--attention): cuDNN's where it can, else those of this program.
 enum class AttentionBy { automatic, own, cudnn };
-AttentionBy& attention_by();  // of this process
+inline AttentionBy attention_by = AttentionBy::automatic;  // of this process
 
 // Empty, or why cuDNN computes no attention of this kind: in one line.
 std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool documents);
@@ -70,10 +70,7 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
 
 // The definition, with every score in memory: what the implementations above are tested against. The same arguments;
 // CPU tensors of any float dtype, arithmetic in double.
-void naive_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const AttentionShape& shape, const DocumentStarts& documents = {});
-void naive_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
-                              const DocumentStarts& documents = {});
+decltype(attention) naive_attention;
+decltype(attention_backward) naive_attention_backward;
 
 }  // namespace train70b

@@ -1,6 +1,6 @@
 // Attention on a GPU, the plain version: fp32 arithmetic, any head size. It serves fp32 tensors and the head sizes that
-// the tensor-core version (attention_mma.cu) does not have. Then the merge of two sets of keys, and by_cudnn(), which
-// chooses between these kernels and cuDNN's (attention_cudnn.cpp).
+// the tensor-core version (attention_mma.cu) does not have. Then the merge of two sets of keys, the ops of sinks.h, and
+// by_cudnn(), which chooses between these kernels and cuDNN's (attention_cudnn.cpp).
 //
 // One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
 // block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
@@ -8,6 +8,7 @@
 // of the own rows: loops over these are unrolled, because an array that is indexed at run time lies in local memory.
 #include "01_single_gpu/ops/attention_cuda.cuh"
 #include "01_single_gpu/ops/attention_cudnn.h"
+#include "01_single_gpu/ops/sinks.h"
 
 namespace train70b::cuda {
 namespace {
@@ -63,15 +64,6 @@ __device__ void store_own(G* x, int64_t row, int64_t width, int64_t column, int 
     }
 }
 
-__device__ float warp_max(float x) {
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-    return x;
-}
-__device__ float warp_sum(float x) {
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
-}
-
 // grid: (query tiles, heads, batch)
 template <class Documents, class T>
 __global__ void __launch_bounds__(kPlainThreads, 2)
@@ -98,11 +90,11 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
             const int64_t key = j + lane;
             const bool visible = key < visible_keys(s, first + r) && key >= documents.first_key(s, q_row, first + r);
             const float score = visible ? dot(own + r * D, k_tile + lane * (D + 1), D) * factor : -INFINITY;
-            const float max = fmaxf(row_max[r], warp_max(score));
+            const float max = fmaxf(row_max[r], warp_reduce(score, Max()));
             const float shift = max == -INFINITY ? 0.0f : max;  // nothing visible yet: exp(-inf - 0) = 0
             const float p = visible ? expf(score - shift) : 0.0f, shrink = expf(row_max[r] - shift);
             row_max[r] = max;
-            row_sum[r] = row_sum[r] * shrink + warp_sum(p);
+            row_sum[r] = row_sum[r] * shrink + warp_reduce(p, Sum());
             for (float& element : sum[r]) element *= shrink;
             add_weighted(sum[r], p, v_tile, D);
         }
@@ -212,7 +204,7 @@ __global__ void delta_kernel(float* delta, const T* dout, const T* out, int64_t 
     if (at >= rows * heads) return;
     float sum = 0;
     for (int d = threadIdx.x % 32; d < D; d += 32) sum += to_float(dout[at * D + d]) * to_float(out[at * D + d]);
-    sum = warp_sum(sum);
+    sum = warp_reduce(sum, Sum());
     if (threadIdx.x % 32 == 0) delta[at] = sum;
 }
 
@@ -229,6 +221,33 @@ __global__ void merge_attention_kernel(float* out, float* lse, const T* part_out
         out[i * width + d] = out[i * width + d] * keep + to_float(part_out[i * width + d]) * take;
     __syncthreads();  // all have read lse[i]
     if (threadIdx.x == 0) lse[i] = l;
+}
+
+// ---- sinks.h: a warp for each row and head ----
+constexpr int kHeadsOfBlock = kThreads / 32;
+
+template <class T>
+__global__ void add_sinks_kernel(T* out, float* lse, const T* sinks, int64_t count, int64_t heads, int64_t width) {
+    const int64_t i = int64_t(blockIdx.x) * kHeadsOfBlock + threadIdx.x / 32;
+    if (i >= count) return;
+    const float l = lse[i], sink = to_float(sinks[i % heads]), largest = fmaxf(l, sink);
+    const float with_sink = largest + logf(expf(l - largest) + expf(sink - largest)), keep = expf(l - with_sink);
+    for (int64_t d = threadIdx.x % 32; d < width; d += 32)
+        out[i * width + d] = from_float<T>(to_float(out[i * width + d]) * keep);
+    __syncwarp();  // all have read lse[i]
+    if (threadIdx.x % 32 == 0) lse[i] = with_sink;
+}
+
+template <class T>
+__global__ void sink_terms_kernel(float* terms, const T* dout, const T* out, const float* lse, const T* sinks,
+                                  int64_t count, int64_t heads, int64_t width) {
+    const int64_t i = int64_t(blockIdx.x) * kHeadsOfBlock + threadIdx.x / 32;
+    if (i >= count) return;
+    float delta = 0;
+    for (int64_t d = threadIdx.x % 32; d < width; d += 32)
+        delta += to_float(dout[i * width + d]) * to_float(out[i * width + d]);
+    delta = warp_reduce(delta, Sum());
+    if (threadIdx.x % 32 == 0) terms[i] = -expf(to_float(sinks[i % heads]) - lse[i]) * delta;
 }
 
 // The packed side is written, or read, in its own order: (B, h, Tq) beside columns of (B*Tq, H).
@@ -252,17 +271,17 @@ Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, in
 }  // namespace
 
 void pack_lse(Tensor& packed, const Tensor& lse, const AttentionShape& s, int64_t first, PackLse direction) {
-    launch(pack_lse_kernel, {blocks_for(packed.size(), kThreads)}, packed.data<float>(), lse.data<float>(), s, first,
+    launch(pack_lse_kernel, {blocks_for(packed.size(), kThreads)}, packed, lse, s, first,
            packed.size() / (s.batch * s.query_len), direction);
 }
 
 #if TRAIN70B_CUDNN
 // Whether cuDNN computes this call. --attention cudnn: if not, a usage error.
 static bool by_cudnn(DType dtype, const AttentionShape& s, const DocumentStarts& documents, bool backward) {
-    if (attention_by() == AttentionBy::own) return false;
+    if (attention_by == AttentionBy::own) return false;
     std::string why = why_not_cudnn(Device::cuda, dtype, s.head_dim, bool(documents));
     if (why.empty()) why = cudnn_lacks(s, backward);
-    if (!why.empty() && attention_by() == AttentionBy::cudnn)
+    if (!why.empty() && attention_by == AttentionBy::cudnn)
         usage_error("--attention cudnn: {} (try --attention auto)", why);
     return why.empty();
 }
@@ -277,11 +296,10 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
     if (by_cudnn(q.dtype(), s, documents, false)) return cudnn_attention(out, lse, q, k, v, s);
 #endif
     if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s, documents);
-    with_float(q.dtype(), [&](auto zero) {
-        with_documents(documents, [&](auto mask) {
-            using T = decltype(zero);
-            launch(forward_kernel<decltype(mask), T>, grid_over(s.query_len, s.heads, s.batch, 1, s.head_dim),
-                   out.data<T>(), lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s, mask);
+    with_float(q.dtype(), [&]<class T>(T) {
+        with_documents(documents, [&]<class Documents>(Documents mask) {
+            launch(forward_kernel<Documents, T>, grid_over(s.query_len, s.heads, s.batch, 1, s.head_dim), out, lse, q,
+                   k, v, s, mask);
         });
     });
 }
@@ -297,35 +315,39 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
 #endif
     const int64_t rows = q.rows();
     Tensor delta({rows, s.heads}, DType::f32, Device::cuda, Memory::workspace);
-    with_float(q.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(delta_kernel<T>, {blocks_for(rows * s.heads * 32, kThreads)}, delta.data<float>(), dout.data<T>(),
-               out.data<T>(), rows, s.heads, int(s.head_dim));
+    with_float(q.dtype(), [&]<class T>(T) {
+        launch(delta_kernel<T>, {blocks_for(rows * s.heads * 32, kThreads)}, delta, dout, out, rows, s.heads,
+               int(s.head_dim));
     });
     if (mma_can(q.dtype(), s)) return mma_attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, s, documents);
-    const auto run = [&](auto zero, auto grad_zero, auto mask) {
-        using T = decltype(zero);
-        using G = decltype(grad_zero);
-        using Documents = decltype(mask);
-        launch(backward_q_kernel<Documents, T, G>, grid_over(s.query_len, s.heads, s.batch, 2, s.head_dim),
-               dq.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
-               delta.data<float>(), s, mask);
-        launch(backward_kv_kernel<Documents, T, G>, grid_over(s.key_len, s.kv_heads, s.batch, 2, s.head_dim),
-               dk.data<G>(), dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
-               delta.data<float>(), s, mask);
-    };
-    with_float(q.dtype(), [&](auto zero) {
-        with_float(dq.dtype(),
-                   [&](auto grad_zero) { with_documents(documents, [&](auto mask) { run(zero, grad_zero, mask); }); });
+    with_float(q.dtype(), dq.dtype(), [&]<class T, class G>(T, G) {
+        with_documents(documents, [&]<class Documents>(Documents mask) {
+            launch(backward_q_kernel<Documents, T, G>, grid_over(s.query_len, s.heads, s.batch, 2, s.head_dim), dq,
+                   dout, q, k, v, lse, delta, s, mask);
+            launch(backward_kv_kernel<Documents, T, G>, grid_over(s.key_len, s.kv_heads, s.batch, 2, s.head_dim), dk,
+                   dv, dout, q, k, v, lse, delta, s, mask);
+        });
     });
 }
 
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
     const int64_t width = out.cols() / lse.cols();
-    with_float(part_out.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(merge_attention_kernel<T>, {blocks_for(lse.size(), 1), 128}, out.data<float>(), lse.data<float>(),
-               part_out.data<T>(), part_lse.data<float>(), width);
+    with_float(part_out.dtype(), [&]<class T>(T) {
+        launch(merge_attention_kernel<T>, {blocks_for(lse.size(), 1), 128}, out, lse, part_out, part_lse, width);
+    });
+}
+
+void add_sinks(Tensor& out, Tensor& lse, const Tensor& sinks) {
+    with_float(out.dtype(), [&]<class T>(T) {
+        launch(add_sinks_kernel<T>, {blocks_for(lse.size(), kHeadsOfBlock)}, out, lse, sinks, lse.size(), lse.cols(),
+               out.cols() / lse.cols());
+    });
+}
+
+void sink_terms(Tensor& terms, const Tensor& dout, const Tensor& out, const Tensor& lse, const Tensor& sinks) {
+    with_float(out.dtype(), [&]<class T>(T) {
+        launch(sink_terms_kernel<T>, {blocks_for(lse.size(), kHeadsOfBlock)}, terms, dout, out, lse, sinks, lse.size(),
+               lse.cols(), out.cols() / lse.cols());
     });
 }
 

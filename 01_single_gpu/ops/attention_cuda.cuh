@@ -59,21 +59,14 @@ struct BlockWork {
     int64_t head, kv_head, E, K, q_row, q_end, k_row, k_end;
 };
 __device__ inline BlockWork block_work(const AttentionShape& s, int64_t head) {
+    const int64_t kv_head = head / (s.heads / s.kv_heads), E = s.heads * s.head_dim, K = s.kv_heads * s.head_dim;
     const int64_t q_row = blockIdx.z * s.query_len, k_row = blockIdx.z * s.key_len;
-    return {head,
-            head / (s.heads / s.kv_heads),
-            s.heads * s.head_dim,
-            s.kv_heads * s.head_dim,
-            q_row,
-            q_row + s.query_len,
-            k_row,
-            k_row + s.key_len};
+    return {head, kv_head, E, K, q_row, q_row + s.query_len, k_row, k_row + s.key_len};
 }
 
 // attention_mma.cu: bf16 on tensor cores, head sizes 64 and 128.
 bool mma_can(DType dtype, const AttentionShape& shape);
-void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const AttentionShape& shape, const DocumentStarts& documents);
+decltype(train70b::attention) mma_attention;
 void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                             const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
                             const DocumentStarts& documents);

@@ -59,14 +59,6 @@ cudnnHandle_t handle() {  // of the one device of this process; make_plan() catc
     return created;
 }
 
-int device_attribute(cudaDeviceAttr attribute) {
-    int device = 0, value = 0;
-    const bool good =
-        cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
-    CHECK(good, "device attribute {}", int(attribute));
-    return value;
-}
-
 // `heads` of the `row_heads` heads of a row, of `tokens` rows.
 fe::graph::Tensor_attributes heads_of(Uid uid, const AttentionShape& s, int64_t heads, int64_t row_heads,
                                       int64_t tokens) {
@@ -120,8 +112,8 @@ void describe(Graph& graph, const AttentionShape& s, int64_t kv_heads, bool back
 std::unique_ptr<Plan> make_plan(const AttentionShape& s, int64_t kv_heads, bool backward) {
     auto plan = std::make_unique<Plan>();
     plan->kv_heads = kv_heads;
-    plan->graph.set_sm_version(10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
-                               device_attribute(cudaDevAttrComputeCapabilityMinor));
+    const auto [major, minor] = cuda_compute_capability();
+    plan->graph.set_sm_version(10 * major + minor);
     try {
         describe(plan->graph, s, kv_heads, backward);
         fe::error_t status = plan->graph.build(handle(), {fe::HeurMode_t::A});

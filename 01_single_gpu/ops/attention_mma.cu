@@ -315,8 +315,7 @@ void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, c
             constexpr int D = decltype(dim)::value, kQueries = 32 * kForwardWarps;
             const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
             const dim3 blocks(unsigned(s.heads), blocks_for(s.query_len, kQueries), unsigned(s.batch));
-            launch(forward_kernel<D, decltype(mask)>, {blocks, 32 * kForwardWarps, bytes}, out.data<bf16>(),
-                   lse.data<float>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s, mask);
+            launch(forward_kernel<D, decltype(mask)>, {blocks, 32 * kForwardWarps, bytes}, out, lse, q, k, v, s, mask);
         });
     });
 }
@@ -325,30 +324,26 @@ void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
                             const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& s,
                             const DocumentStarts& documents) {
     check_aligned({dq, dk, dv, dout, q, k, v});
-    const auto run = [&](auto dim, auto grad_zero, auto mask) {
-        using G = decltype(grad_zero);
-        using Documents = decltype(mask);
-        constexpr int D = decltype(dim)::value, kQueries = 32 * kBackwardWarps, kKeys = 16 * kBackwardWarps;
+    const auto run = [&]<int D, class G, class Documents>(std::integral_constant<int, D>, G, Documents mask) {
+        constexpr int kQueries = 32 * kBackwardWarps, kKeys = 16 * kBackwardWarps;
         const size_t row = kStride<D> * sizeof(bf16), q_bytes = 2 * (kQueries + kBackwardKeys) * row,
                      kv_bytes = 4 * kBackwardQueries * row;
         const int64_t parts = parts_of(s), n = dk.size();
         const dim3 query_blocks(unsigned(s.heads), blocks_for(s.query_len, kQueries), unsigned(s.batch));
         const dim3 key_blocks(unsigned(s.kv_heads * parts), blocks_for(s.key_len, kKeys), unsigned(s.batch));
-        launch(backward_q_kernel<D, Documents, G>, {query_blocks, kBackwardThreads, q_bytes}, dq.data<G>(),
-               dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
-               delta.data<float>(), s, mask);
+        launch(backward_q_kernel<D, Documents, G>, {query_blocks, kBackwardThreads, q_bytes}, dq, dout, q, k, v, lse,
+               delta, s, mask);
         const auto keys_to = [&](auto* dk_to, auto* dv_to) {
             launch(backward_kv_kernel<D, Documents, std::remove_pointer_t<decltype(dk_to)>>,
-                   {key_blocks, kBackwardThreads, kv_bytes}, dk_to, dv_to, dout.data<bf16>(), q.data<bf16>(),
-                   k.data<bf16>(), v.data<bf16>(), lse.data<float>(), delta.data<float>(), s,
+                   {key_blocks, kBackwardThreads, kv_bytes}, dk_to, dv_to, dout, q, k, v, lse, delta, s,
                    int(s.heads / s.kv_heads / parts), mask);
         };
         if (parts == 1) return keys_to(dk.data<G>(), dv.data<G>());
         Tensor partial({2, parts, n}, DType::f32, Device::cuda, Memory::workspace);
         float *dk_parts = partial.data<float>(), *dv_parts = dk_parts + parts * n;
         keys_to(dk_parts, dv_parts);
-        launch(sum_parts_kernel<G>, {blocks_for(n)}, dk.data<G>(), dk_parts, n, int(parts));
-        launch(sum_parts_kernel<G>, {blocks_for(n)}, dv.data<G>(), dv_parts, n, int(parts));
+        launch(sum_parts_kernel<G>, {blocks_for(n)}, dk, dk_parts, n, int(parts));
+        launch(sum_parts_kernel<G>, {blocks_for(n)}, dv, dv_parts, n, int(parts));
     };
     with_head_dim(s.head_dim, [&](auto dim) {
         with_float(dq.dtype(),

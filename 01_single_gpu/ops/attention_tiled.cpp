@@ -21,55 +21,40 @@ const AttentionKernels*& chosen_attention() {
 
 namespace {
 
-Heads heads_of(const Tensor& x) {
-    const DType dtype = x.dtype();
-    return {x.raw(),
-            dtype == DType::f64    ? Element::f64
-            : dtype == DType::bf16 ? Element::bf16
-                                   : Element::f32,
-            x.cols()};
-}
+Heads heads_of(const Tensor& x) { return {x.raw(), x.dtype(), x.cols()}; }
 
-// One row of scratch for each thread that has work; for one thread if there is none.
-Tensor scratch_for(const AttentionShape& s, Direction direction, int64_t units, DType dtype) {
-    return Tensor(
-        {std::clamp<int64_t>(units, 1, omp_get_max_threads()), chosen_attention()->scratch_elements(s, direction)},
-        stats_dtype(dtype), Device::cpu, Memory::workspace);
+// All heads, over threads.
+void compute(const AttentionArgs& args, Direction direction) {
+    const AttentionShape& s = args.shape;
+    const AttentionKernels& kernels = *chosen_attention();
+    const int64_t heads = s.batch * (direction == Direction::forward ? s.heads : s.kv_heads);
+    // One row of scratch for each thread that has work; for one thread if there is none.
+    Tensor scratch({std::clamp<int64_t>(heads, 1, omp_get_max_threads()), kernels.scratch_elements(s, direction)},
+                   stats_dtype(args.q.dtype), Device::cpu, Memory::workspace);
+#pragma omp parallel num_threads(scratch.rows())
+    {
+        char* thread_scratch = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
+        int64_t packed = -1;
+#pragma omp for schedule(static)
+        for (int64_t head = 0; head < heads; ++head) kernels.compute(args, direction, head, thread_scratch, packed);
+    }
 }
 
 }  // namespace
 
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                const DocumentStarts& documents) {
-    AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
-    args.starts = documents.on_host.get();
-    const int64_t units = s.batch * s.heads;
-    Tensor scratch = scratch_for(s, Direction::forward, units, q.dtype());
-#pragma omp parallel num_threads(scratch.rows())
-    {
-        char* thread_scratch = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
-        int64_t packed = -1;
-#pragma omp for schedule(static)
-        for (int64_t head = 0; head < units; ++head) chosen_attention()->forward(args, head, thread_scratch, packed);
-    }
+    const int32_t* starts = documents.on_host.get();
+    compute({s, starts, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)}, Direction::forward);
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
                         const DocumentStarts& documents) {
-    AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
-    args.dout = heads_of(dout);
-    args.dq = heads_of(dq), args.dk = heads_of(dk), args.dv = heads_of(dv);
-    args.starts = documents.on_host.get();
-    const int64_t units = s.batch * s.kv_heads;
-    Tensor scratch = scratch_for(s, Direction::backward, units, q.dtype());
-#pragma omp parallel num_threads(scratch.rows())
-    {
-        char* thread_scratch = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
-#pragma omp for schedule(static)
-        for (int64_t kv_head = 0; kv_head < units; ++kv_head)
-            chosen_attention()->backward(args, kv_head, thread_scratch);
-    }
+    const int32_t* starts = documents.on_host.get();
+    AttentionArgs args{s, starts, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
+    args.dout = heads_of(dout), args.dq = heads_of(dq), args.dk = heads_of(dk), args.dv = heads_of(dv);
+    compute(args, Direction::backward);
 }
 
 }  // namespace train70b::cpu

@@ -1,36 +1,34 @@
 #pragma once
 // What attention_tiled_kernel.cpp computes: one head at a time, on plain pointers. (It does not include tensor.h:
 // attention_tiled_kernel.cpp says why.)
+#include "01_single_gpu/core/dtype.h"
 #include "01_single_gpu/ops/attention_shape.h"
 
 namespace train70b::cpu {
 
-enum class Element { f32, bf16, f64 };
-
 // A tensor (rows, cols); a head is head_dim adjacent columns of it, in lse one column.
 struct Heads {
     void* data = nullptr;
-    Element element = Element::f32;
+    DType dtype = DType::f32;  // or bf16, f64
     int64_t cols = 0;
 };
 
 struct AttentionArgs {
     AttentionShape shape;
+    const int32_t* starts;  // DocumentStarts; null: every sequence is one document
     Heads q, k, v, out, lse;
-    Heads dout, dq, dk, dv;           // of the backward pass
-    const int32_t* starts = nullptr;  // DocumentStarts; null: every sequence is one document
+    Heads dout, dq, dk, dv;  // of the backward pass
 };
 
 enum class Direction { forward, backward };
 
 // The kernels, compiled for one instruction set. They compute in double if q is fp64, else in float, and need a scratch
-// buffer of scratch_elements() such numbers. One call of forward computes one query head, 0 <= head < batch * heads;
-// `packed` says whose keys are in the scratch buffer (-1: none), so that the next head can share them. One call of
-// backward computes one key/value head, 0 <= kv_head < batch * kv_heads: its query heads add to the same dk and dv.
+// buffer of scratch_elements() such numbers. A call of the forward pass computes one query head, 0 <= head < batch *
+// heads; `packed` says whose keys are in the scratch buffer (-1: none), so that the next head can share them. A call of
+// the backward pass computes one key/value head, 0 <= head < batch * kv_heads: its query heads add to the same dk, dv.
 struct AttentionKernels {
     int64_t (*scratch_elements)(const AttentionShape& shape, Direction direction);
-    void (*forward)(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed);
-    void (*backward)(const AttentionArgs& args, int64_t kv_head, void* scratch);
+    void (*compute)(const AttentionArgs& args, Direction direction, int64_t head, void* scratch, int64_t& packed);
 };
 
 extern const AttentionKernels kPortableAttention;       // for the instruction set of the build (TRAIN70B_ARCH)

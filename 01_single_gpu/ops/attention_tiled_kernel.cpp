@@ -90,9 +90,9 @@ T narrow(C x) {
 }
 
 template <class Body>
-void with_element(Element element, const Body& body) {
-    if (element == Element::f64) return body(double{});
-    if (element == Element::bf16) return body(Bf16{});
+void with_element(DType dtype, const Body& body) {
+    if (dtype == DType::f64) return body(double{});
+    if (dtype == DType::bf16) return body(Bf16{});
     body(float{});
 }
 
@@ -100,8 +100,7 @@ void with_element(Element element, const Body& body) {
 template <class C>
 void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_t unit, int64_t head,
           int64_t D, C factor = 1) {
-    with_element(from.element, [&](auto zero) {
-        using T = decltype(zero);
+    with_element(from.dtype, [&]<class T>(T) {
         for (int64_t r = 0; r < rows; ++r) {
             const T* in = static_cast<const T*>(from.data) + (row + r) * from.cols + head * D;
             for (int64_t d = 0; d < D; ++d) to[r * W + d] = widen<C>(in[d]) * factor;
@@ -114,8 +113,7 @@ void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t r
 // to (T / kKeyTile, D, kKeyTile) = the same rows, transposed tile by tile; the padding is 0.
 template <class C>
 void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t rows, int64_t head, int64_t D) {
-    with_element(from.element, [&](auto zero) {
-        using T = decltype(zero);
+    with_element(from.dtype, [&]<class T>(T) {
         for (int64_t tile = 0; tile < rows; tile += kKeyTile, to += D * kKeyTile) {
             const int64_t keys = smaller(kKeyTile, rows - tile);
             const T* in = static_cast<const T*>(from.data) + (row + tile) * from.cols + head * D;
@@ -130,8 +128,7 @@ void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t r
 template <class C>
 void store(const Heads& to, const C* __restrict from, int64_t W, int64_t row, int64_t rows, int64_t head, int64_t D,
            C factor = 1) {
-    with_element(to.element, [&](auto zero) {
-        using T = decltype(zero);
+    with_element(to.dtype, [&]<class T>(T) {
         for (int64_t r = 0; r < rows; ++r) {
             T* out = static_cast<T*>(to.data) + (row + r) * to.cols + head * D;
             for (int64_t d = 0; d < D; ++d) out[d] = narrow<T>(from[r * W + d] * factor);
@@ -343,30 +340,22 @@ int64_t scratch_elements(const AttentionShape& s, Direction direction) {
     return Scratch<float>(s, direction, nullptr).elements;
 }
 
-// body(kDocuments, a number of the type to compute in)
-template <class Body>
-void with_kernel(const AttentionArgs& args, const Body& body) {
-    const auto with_documents = [&](auto zero) {
-        args.starts ? body(std::true_type(), zero) : body(std::false_type(), zero);
+void compute(const AttentionArgs& args, Direction direction, int64_t head, void* scratch, int64_t& packed) {
+    const auto run = [&]<class Documents, class C>(Documents, C) {
+        if (direction == Direction::forward)
+            forward_head<Documents::value>(args, head, static_cast<C*>(scratch), packed);
+        else
+            backward_kv_head<Documents::value>(args, head, static_cast<C*>(scratch));
     };
-    args.q.element == Element::f64 ? with_documents(double()) : with_documents(float());
-}
-
-void forward(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed) {
-    with_kernel(args, [&](auto documents, auto zero) {
-        forward_head<documents.value>(args, head, static_cast<decltype(zero)*>(scratch), packed);
-    });
-}
-
-void backward(const AttentionArgs& args, int64_t kv_head, void* scratch) {
-    with_kernel(args, [&](auto documents, auto zero) {
-        backward_kv_head<documents.value>(args, kv_head, static_cast<decltype(zero)*>(scratch));
-    });
+    const auto with_documents = [&](auto zero) {
+        args.starts ? run(std::true_type(), zero) : run(std::false_type(), zero);
+    };
+    args.q.dtype == DType::f64 ? with_documents(double()) : with_documents(float());
 }
 
 }  // namespace
 
 extern const AttentionKernels ATTENTION_KERNELS;  // const alone would be internal
-const AttentionKernels ATTENTION_KERNELS = {scratch_elements, forward, backward};
+const AttentionKernels ATTENTION_KERNELS = {scratch_elements, compute};
 
 }  // namespace train70b::cpu

@@ -9,8 +9,7 @@ namespace train70b {
 namespace cpu {
 
 void add_bias(Tensor& y, const Tensor& bias) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(y.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = y.cols();
         const T* b = bias.data<T>();
@@ -22,8 +21,7 @@ void add_bias(Tensor& y, const Tensor& bias) {
 }
 
 void add_bias_backward(Tensor& dbias, const Tensor& dy) {
-    with_float(dy.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(dy.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = dy.cols();
         add_column_sums<C>(dbias, dy.rows(), [&](C* sum, int64_t r, int64_t begin, int64_t end) {

@@ -30,20 +30,16 @@ __global__ void sum_rows_kernel(float* partial, const T* dy, int64_t rows, int64
 }  // namespace
 
 void add_bias(Tensor& y, const Tensor& bias) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(add_bias_kernel<T>, {blocks_for(y.rows(), 1)}, y.data<T>(), bias.data<T>(), y.cols());
-    });
+    with_float(y.dtype(),
+               [&]<class T>(T) { launch(add_bias_kernel<T>, {blocks_for(y.rows(), 1)}, y, bias, y.cols()); });
 }
 
 void add_bias_backward(Tensor& dbias, const Tensor& dy) {
     constexpr int64_t kParts = 64;
     const int64_t rows = dy.rows(), cols = dy.cols(), parts = std::min(rows, kParts);
     Tensor partial({parts, cols}, DType::f32, Device::cuda, Memory::workspace);
-    with_float(dy.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(sum_rows_kernel<T>, {dim3(blocks_for(cols, kThreads), unsigned(parts))}, partial.data<float>(),
-               dy.data<T>(), rows, cols);
+    with_float(dy.dtype(), [&]<class T>(T) {
+        launch(sum_rows_kernel<T>, {dim3(blocks_for(cols, kThreads), unsigned(parts))}, partial, dy, rows, cols);
     });
     add_columns(dbias, partial);
 }

@@ -23,10 +23,9 @@ __global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks,
 
 // The same for columns [begin, begin + out.size()) of partial (blocks, stride) fp32.
 inline void add_columns(Tensor& out, const Tensor& partial, int64_t begin = 0) {
-    with_float(out.dtype(), [&](auto zero) {
-        using W = decltype(zero);
-        launch(add_columns_kernel<W>, {blocks_for(out.size(), 32)}, out.data<W>(), partial.data<float>() + begin,
-               partial.rows(), partial.cols(), out.size());
+    with_float(out.dtype(), [&]<class W>(W) {
+        launch(add_columns_kernel<W>, {blocks_for(out.size(), 32)}, out, partial.data<float>() + begin, partial.rows(),
+               partial.cols(), out.size());
     });
 }
 

@@ -12,8 +12,7 @@ namespace cpu {
 
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab, int64_t vocab, double logit_scale) {
-    with_float(logits.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(logits.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         const C multiplier(logit_scale);
@@ -38,8 +37,7 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
 }
 
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
-    with_wide(row_sum.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(row_sum.dtype(), [&]<class C>(C) {
         for (int64_t r = 0; r < row_sum.size(); ++r)
             row_sum.data<C>()[r] *= exp_simd(row_max.data<C>()[r] - whole_max.data<C>()[r]);
     });
@@ -47,8 +45,7 @@ void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_ma
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                    double scale, double z_loss) {
-    with_wide(loss.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(loss.dtype(), [&]<class C>(C) {
         double sum = 0, squares = 0;
         for (int64_t r = 0; r < lse.size(); ++r) {
             const double log_sum = double(row_max.data<C>()[r]) + std::log(double(row_sum.data<C>()[r]));
@@ -63,8 +60,7 @@ void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tenso
 
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab, double logit_scale, double z_loss) {
-    with_float(logits.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(logits.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         const C factor = C(scale) * C(logit_scale), multiplier(logit_scale), twice_z(2 * z_loss);

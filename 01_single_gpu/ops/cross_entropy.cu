@@ -88,33 +88,28 @@ __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets,
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab, int64_t vocab, double logit_scale) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
-    with_float(logits.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(softmax_stats_kernel<T>, {blocks_for(logits.rows(), 1)}, row_max.data<float>(), row_sum.data<float>(),
-               target_logit.data<float>(), logits.data<T>(), targets.data<int32_t>(), logits.cols(), real, first_vocab,
-               float(logit_scale));
+    with_float(logits.dtype(), [&]<class T>(T) {
+        launch(softmax_stats_kernel<T>, {blocks_for(logits.rows(), 1)}, row_max, row_sum, target_logit, logits, targets,
+               logits.cols(), real, first_vocab, float(logit_scale));
     });
 }
 
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
-    launch(rescale_sums_kernel, {blocks_for(row_sum.size(), kThreads)}, row_sum.data<float>(), row_max.data<float>(),
-           whole_max.data<float>(), row_sum.size());
+    launch(rescale_sums_kernel, {blocks_for(row_sum.size(), kThreads)}, row_sum, row_max, whole_max, row_sum.size());
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                    double scale, double z_loss) {
-    launch(cross_entropy_kernel, {1, 1024}, loss.data<float>(), lse.data<float>(), row_max.data<float>(),
-           row_sum.data<float>(), target_logit.data<float>(), lse.size(), float(scale), float(z_loss), loss.size() > 1);
+    launch(cross_entropy_kernel, {1, 1024}, loss, lse, row_max, row_sum, target_logit, lse.size(), float(scale),
+           float(z_loss), loss.size() > 1);
 }
 
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab, double logit_scale, double z_loss) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
-    with_float(logits.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(cross_entropy_backward_kernel<T>, {blocks_for(logits.rows(), 1)}, logits.data<T>(),
-               targets.data<int32_t>(), lse.data<float>(), logits.cols(), real, float(scale), first_vocab,
-               float(logit_scale), float(z_loss));
+    with_float(logits.dtype(), [&]<class T>(T) {
+        launch(cross_entropy_backward_kernel<T>, {blocks_for(logits.rows(), 1)}, logits, targets, lse, logits.cols(),
+               real, float(scale), first_vocab, float(logit_scale), float(z_loss));
     });
 }
 

@@ -1,5 +1,8 @@
 // elementwise.h on a GPU: kPack elements per thread.
+#include <numbers>
+
 #include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/core/random.h"
 #include "01_single_gpu/ops/elementwise.h"
 
 namespace train70b::cuda {
@@ -16,6 +19,15 @@ __global__ void fill_kernel(T* x, int64_t n, float value) {
 __global__ void fill_int_kernel(int32_t* x, int64_t n, int32_t value) {
     const int64_t i = first_element();
     for (int64_t j = i; j < min(i + kPack, n); ++j) x[j] = value;
+}
+
+template <class T>
+__global__ void fill_normal_kernel(T* x, int64_t n, uint64_t key, GlobalIndex index, float std) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const uint64_t bits = random_bits(key, index.of(i));
+    const double u1 = (double(bits >> 32) + 0.5) * 0x1p-32, u2 = double(bits & 0xffffffff) * 0x1p-32;
+    x[i] = from_float<T>(float(std * (sqrt(-2 * log(u1)) * cos(2 * std::numbers::pi * u2))));
 }
 
 template <class To, class From>
@@ -81,37 +93,33 @@ void fill(Tensor& x, double value) {
     if (value == 0 || x.dtype() == DType::u8)  // all dtypes: a zero is bytes of 0
         CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(x.bytes()), stream()));
     else if (x.dtype() == DType::i32)
-        launch(fill_int_kernel, {blocks_for(n)}, x.data<int32_t>(), n, int32_t(value));
+        launch(fill_int_kernel, {blocks_for(n)}, x, n, int32_t(value));
     else
-        with_float(x.dtype(), [&](auto zero) {
-            using T = decltype(zero);
-            launch(fill_kernel<T>, {blocks_for(n)}, x.data<T>(), n, float(value));
-        });
+        with_float(x.dtype(), [&]<class T>(T) { launch(fill_kernel<T>, {blocks_for(n)}, x, n, float(value)); });
+}
+
+void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std) {
+    with_float(x.dtype(), [&]<class T>(T) {
+        launch(fill_normal_kernel<T>, {blocks_for(x.size(), kThreads)}, x, x.size(), key, index, std);
+    });
 }
 
 void copy(Tensor& to, const Tensor& from) {
     if (to.dtype() == from.dtype()) return cuda_copy(to.raw(), from.raw(), from.bytes(), CopyKind::within);
-    with_float(to.dtype(), from.dtype(), [&](auto to_zero, auto from_zero) {
-        using To = decltype(to_zero);
-        using From = decltype(from_zero);
-        launch(cast_kernel<To, From>, {blocks_for(to.size())}, to.data<To>(), from.data<From>(), to.size());
+    with_float(to.dtype(), from.dtype(), [&]<class To, class From>(To, From) {
+        launch(cast_kernel<To, From>, {blocks_for(to.size())}, to, from, to.size());
     });
 }
 
 void scale(Tensor& x, double factor) {
-    with_float(x.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(scale_kernel<T>, {blocks_for(x.size())}, x.data<T>(), x.size(), float(factor));
-    });
+    with_float(x.dtype(),
+               [&]<class T>(T) { launch(scale_kernel<T>, {blocks_for(x.size())}, x, x.size(), float(factor)); });
 }
 
 void add(Tensor& sum, const Tensor& a, const Tensor& b) {
-    with_float(sum.dtype(), [&](auto sum_zero) {
-        with_float(a.dtype(), b.dtype(), [&](auto a_zero, auto b_zero) {
-            using S = decltype(sum_zero);
-            using A = decltype(a_zero);
-            using B = decltype(b_zero);
-            launch(add_kernel<S, A, B>, {blocks_for(sum.size())}, sum.data<S>(), a.data<A>(), b.data<B>(), sum.size());
+    with_float(sum.dtype(), [&]<class S>(S) {
+        with_float(a.dtype(), b.dtype(), [&]<class A, class B>(A, B) {
+            launch(add_kernel<S, A, B>, {blocks_for(sum.size())}, sum, a, b, sum.size());
         });
     });
 }
@@ -124,20 +132,17 @@ void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
     const dim3 blocks(static_cast<unsigned>(a * b),
                       static_cast<unsigned>(std::clamp<int64_t>(units / (4 * kThreads), 1, 1024)));
     if (aligned)
-        launch(swap_blocks_kernel<uint4>, {blocks}, to.data<uint4>(), from.data<uint4>(), a, b, units);
+        launch(swap_blocks_kernel<uint4>, {blocks}, to, from, a, b, units);
     else
-        launch(swap_blocks_kernel<char>, {blocks}, to.data<char>(), from.data<char>(), a, b, units);
+        launch(swap_blocks_kernel<char>, {blocks}, to, from, a, b, units);
 }
 
 void sum_squares(Tensor& out, const Tensor& x) {
     Tensor partial({kPartials}, DType::f64, Device::cuda, Memory::workspace);
     const unsigned blocks = std::min<unsigned>(blocks_for(x.size()), kPartials);
     double* sums = partial.data<double>();
-    with_float(x.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(sum_squares_kernel<T>, {blocks}, sums, x.data<T>(), x.size());
-    });
-    launch(sum_partials_kernel, {1}, out.data<double>(), sums, int(blocks));
+    with_float(x.dtype(), [&]<class T>(T) { launch(sum_squares_kernel<T>, {blocks}, sums, x, x.size()); });
+    launch(sum_partials_kernel, {1}, out, sums, int(blocks));
 }
 
 }  // namespace train70b::cuda

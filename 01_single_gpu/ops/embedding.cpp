@@ -12,8 +12,7 @@ namespace train70b {
 namespace cpu {
 
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(y.dtype(), [&]<class T>(T) {
         const int64_t cols = y.cols();
         parallel_rows(y.rows(), cols, [&](int64_t r) {
             const int64_t row = tokens.data<int32_t>()[r] - first_row;
@@ -27,18 +26,17 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
 }
 
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row, const Tensor&) {
-    with_float(dtable.dtype(), dy.dtype(), [&](auto table_zero, auto dy_zero) {
-        using T = decltype(table_zero);
-        using C = Wide<T, decltype(dy_zero)>;
+    with_float(dtable.dtype(), dy.dtype(), [&]<class W, class T>(W, T) {
+        using C = Wide<W, T>;
         const int64_t cols = dy.cols();
         // Threads share the columns, so that each element of a row sums its tokens in their order.
         parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
             for (int64_t r = 0; r < dy.rows(); ++r) {
                 const int64_t row = tokens.data<int32_t>()[r] - first_row;
                 if (row < 0 || row >= dtable.rows()) continue;
-                T* out = dtable.data<T>() + row * cols;
-                const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
-                vectorized(begin, end, [&](int64_t c) { out[c] = T(C(out[c]) + C(in[c])); });
+                W* out = dtable.data<W>() + row * cols;
+                const T* in = dy.data<T>() + r * cols;
+                vectorized(begin, end, [&](int64_t c) { out[c] = W(C(out[c]) + C(in[c])); });
             }
         });
     });

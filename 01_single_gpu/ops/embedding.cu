@@ -76,10 +76,8 @@ __global__ void embedding_parts_kernel(W* dtable, const float* partial, const in
 }  // namespace
 
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(embedding_kernel<T>, {blocks_for(y.rows(), 1)}, y.data<T>(), tokens.data<int32_t>(), table.data<T>(),
-               y.cols(), table.rows(), first_row);
+    with_float(y.dtype(), [&]<class T>(T) {
+        launch(embedding_kernel<T>, {blocks_for(y.rows(), 1)}, y, tokens, table, y.cols(), table.rows(), first_row);
     });
 }
 
@@ -92,16 +90,13 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
     }
     const unsigned parts = blocks_for(dy.rows(), kRows);
     Tensor partial({parts, 2, dy.cols()}, DType::f32, Device::cuda, Memory::workspace);
-    with_float(dtable.dtype(), dy.dtype(), [&](auto table_zero, auto dy_zero) {
-        using W = decltype(table_zero);
-        using T = decltype(dy_zero);
+    with_float(dtable.dtype(), dy.dtype(), [&]<class W, class T>(W, T) {
         const bool wide = in_packs({&dy});
         launch(wide ? embedding_backward_kernel<W, T, true> : embedding_backward_kernel<W, T, false>,
-               {blocks_for(dy.rows(), 1)}, dtable.data<W>(), partial.data<float>(), tokens.data<int32_t>(),
-               order.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(), first_row);
-        launch(embedding_parts_kernel<W>, {{parts, blocks_for(dy.cols(), kThreads)}}, dtable.data<W>(),
-               partial.data<float>(), tokens.data<int32_t>(), order.data<int32_t>(), dy.rows(), dy.cols(),
-               dtable.rows(), first_row);
+               {blocks_for(dy.rows(), 1)}, dtable, partial, tokens, order, dy, dy.rows(), dy.cols(), dtable.rows(),
+               first_row);
+        launch(embedding_parts_kernel<W>, {{parts, blocks_for(dy.cols(), kThreads)}}, dtable, partial, tokens, order,
+               dy.rows(), dy.cols(), dtable.rows(), first_row);
     });
 }
 

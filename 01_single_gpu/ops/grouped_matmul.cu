@@ -25,8 +25,6 @@ cublasHandle_t grouped_handle() {
     return made;
 }
 
-int64_t tiles(int64_t n) { return (n + kTile - 1) / kTile; }
-
 }  // namespace
 
 bool in_one_call(const Tensor& c, const Tensor& a, const Tensor& w, const std::vector<int64_t>& rows) {
@@ -35,8 +33,8 @@ bool in_one_call(const Tensor& c, const Tensor& a, const Tensor& w, const std::v
     if (c.size() == 0 || a.cols() == 0 || int64_t(3 * sizeof(void*) * rows.size()) > kPointers) return false;
     for (const Tensor* x : {&c, &a, &w})  // each group's matrices, too
         if (alignment_of(*x) < 16 || x->cols() * int64_t(size_of(x->dtype())) % 16 != 0) return false;
-    const int64_t mean = (a.rows() + int64_t(rows.size()) - 1) / int64_t(rows.size());
-    return tiles(mean) * tiles(c.cols()) < multiprocessors;
+    const int64_t mean = blocks_for(a.rows(), int64_t(rows.size()));
+    return int64_t(blocks_for(mean, kTile)) * blocks_for(c.cols(), kTile) < multiprocessors;
 }
 
 void grouped_matmul(Tensor& c, const Tensor& a, const Tensor& w, const std::vector<int64_t>& rows,

@@ -1,4 +1,4 @@
-// latent_heads.h on the CPU: the definition that latent_heads.cu is tested against. Then checks and dispatch.
+// latent_heads.h on the CPU: the definition that rope.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/latent_heads.h"
 
 #include "01_single_gpu/core/cpu.h"
@@ -24,8 +24,7 @@ void rotate_pairs(To* to, const From* from, int64_t P, const Rotation<C>& rotati
 
 void latent_heads(Tensor& q, Tensor& k, Tensor& v, const Tensor& q_in, const Tensor& kv, const Tensor& k_rope,
                   const Tensor& positions, const Rope& rope) {
-    with_float(q.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(q.dtype(), [&]<class T>(T) {
         const int64_t P = rope.head_dim, H = (q.cols() - kv.cols() / 2) / P, D = q.cols() / H, N = D - P;
         parallel_rows(q.rows(), 3 * q.cols(), [&](int64_t r) {
             const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
@@ -45,8 +44,7 @@ void latent_heads(Tensor& q, Tensor& k, Tensor& v, const Tensor& q_in, const Ten
 
 void latent_heads_backward(Tensor& dq_in, Tensor& dkv, Tensor& dk_rope, const Tensor& dq, const Tensor& dk,
                            const Tensor& dv, const Tensor& positions, const Rope& rope) {
-    with_float(dq.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(dq.dtype(), [&]<class T>(T) {
         const int64_t P = rope.head_dim, H = (dq.cols() - dkv.cols() / 2) / P, D = dq.cols() / H, N = D - P;
         parallel_rows(dq.rows(), 3 * dq.cols(), [&](int64_t r) {
             const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
@@ -66,8 +64,7 @@ void latent_heads_backward(Tensor& dq_in, Tensor& dkv, Tensor& dk_rope, const Te
 }
 
 void copy_columns(Tensor& to, int64_t to_begin, const Tensor& from, int64_t from_begin, int64_t width) {
-    with_float(to.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(to.dtype(), [&]<class T>(T) {
         parallel_rows(to.rows(), width, [&](int64_t r) {
             std::copy_n(from.data<T>() + r * from.cols() + from_begin, width, to.data<T>() + r * to.cols() + to_begin);
         });
@@ -76,7 +73,7 @@ void copy_columns(Tensor& to, int64_t to_begin, const Tensor& from, int64_t from
 
 }  // namespace cpu
 
-namespace cuda {  // latent_heads.cu
+namespace cuda {  // rope.cu
 decltype(train70b::latent_heads) latent_heads;
 decltype(train70b::latent_heads_backward) latent_heads_backward;
 decltype(train70b::copy_columns) copy_columns;

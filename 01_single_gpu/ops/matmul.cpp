@@ -43,11 +43,10 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
         return;
     }
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
-    with_wide(a.dtype(), [&](auto zero) {
-        using C = decltype(zero);
-        gemm(zero)(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, c.rows(), c.cols(),
-                   ta ? a.rows() : a.cols(), C(1), a.data<C>(), a.cols(), b.data<C>(), b.cols(), C(beta), c.data<C>(),
-                   c.cols());
+    with_wide(a.dtype(), [&]<class C>(C) {
+        gemm(C())(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, c.rows(), c.cols(),
+                  ta ? a.rows() : a.cols(), C(1), a.data<C>(), a.cols(), b.data<C>(), b.cols(), C(beta), c.data<C>(),
+                  c.cols());
     });
 }
 

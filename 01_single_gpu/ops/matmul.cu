@@ -55,10 +55,7 @@ void set_layouts(CublasPlan& plan, const Tensor& c, const Tensor& a, const Tenso
 const Tensor& workspace() { return lt().workspace; }
 
 uint32_t alignment_of(const Tensor& x) {
-    const auto address = reinterpret_cast<uintptr_t>(x.raw());
-    uint32_t alignment = 256;
-    while (address % alignment != 0) alignment /= 2;
-    return alignment;
+    return 1u << std::min(std::countr_zero(reinterpret_cast<uintptr_t>(x.raw())), 8);
 }
 
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
@@ -110,19 +107,15 @@ void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, fl
 
 namespace {
 using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
-std::map<Key, CublasPlan>& plans() {
-    static auto& made = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
-    return made;
-}
+auto& plans = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
 
 const CublasPlan& plan_of(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta,
                           int64_t rows) {
     const Key key{rows,      a.cols(),  c.cols(),        transpose,       a.dtype(),
                   c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
-    auto plan = plans().find(key);
-    if (plan == plans().end())
-        plan =
-            plans().emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16", {}, rows)).first;
+    auto plan = plans.find(key);
+    if (plan == plans.end())
+        plan = plans.emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16", {}, rows)).first;
     return plan->second;
 }
 
@@ -149,10 +142,10 @@ bool run_rounded(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
 }
 }  // namespace
 
-int64_t matmul_algorithms() { return int64_t(plans().size()); }
+int64_t matmul_algorithms() { return int64_t(plans.size()); }
 
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
-    if (matmul_by() != MatmulBy::cublaslt) return own_matmul(c, a, b, transpose, beta);
+    if (matmul_by != MatmulBy::cublaslt) return own_matmul(c, a, b, transpose, beta);
     const bool rounded = rows == Rows::vary && rounded_up(a.rows()) != a.rows();
     if (rounded && run_rounded(c, a, b, transpose, beta)) return;
     run(plan_of(c, a, b, transpose, beta, a.rows()), c, a, b, beta);

@@ -6,11 +6,6 @@
 
 namespace train70b {
 
-MatmulBy& matmul_by() {
-    static MatmulBy by = MatmulBy::cublaslt;
-    return by;
-}
-
 std::string why_not_matmul(MatmulBy by, Device device, DType dtype) {
     if (by == MatmulBy::cublaslt) return "";
     const char* const name = std::array{"cublaslt", "naive", "tiled", "registers", "mma"}[size_t(by)];

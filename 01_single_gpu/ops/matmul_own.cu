@@ -194,19 +194,20 @@ __global__ void __launch_bounds__(kThreads, 2) mma_kernel(Result<C> c, Operand<b
 }  // namespace
 
 void own_matmul(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
-    if (const std::string why = why_not_matmul(matmul_by(), Device::cuda, a.dtype()); !why.empty())
+    if (const std::string why = why_not_matmul(matmul_by, Device::cuda, a.dtype()); !why.empty())
         usage_error("--matmul {}", why);
     const bool a_along_k = transpose != Transpose::a, b_along_k = transpose == Transpose::b;
     const int64_t depth = a_along_k ? a.cols() : a.rows();
     const auto run = [&]<class T, class C>(T, C) {
         const auto start = [&](auto kernel, int rows, int cols, unsigned threads = kThreads) {
             launch(kernel, {dim3(blocks_for(c.rows(), rows), blocks_for(c.cols(), cols)), threads},
-                   {c.data<C>(), c.rows(), c.cols(), beta}, {a.data<T>(), c.rows(), depth, a_along_k, in_packs({&a})},
-                   {b.data<T>(), c.cols(), depth, b_along_k, in_packs({&b})});
+                   Result<C>{c.data<C>(), c.rows(), c.cols(), beta},
+                   Operand<T>{a.data<T>(), c.rows(), depth, a_along_k, in_packs({&a})},
+                   Operand<T>{b.data<T>(), c.cols(), depth, b_along_k, in_packs({&b})});
         };
-        if (matmul_by() == MatmulBy::naive) return start(naive_kernel<T, C>, kThreads / kSide, kSide);
-        if (matmul_by() == MatmulBy::tiled) return start(tiled_kernel<T, C>, kSide, kSide, kSide * kSide);
-        if (matmul_by() == MatmulBy::registers) return start(registers_kernel<T, C>, kWide, kWide);
+        if (matmul_by == MatmulBy::naive) return start(naive_kernel<T, C>, kThreads / kSide, kSide);
+        if (matmul_by == MatmulBy::tiled) return start(tiled_kernel<T, C>, kSide, kSide, kSide * kSide);
+        if (matmul_by == MatmulBy::registers) return start(registers_kernel<T, C>, kWide, kWide);
         if constexpr (sizeof(T) == 2) {
             if (transpose == Transpose::none) start(mma_kernel<C, MmaTile<true>, MmaTile<false>>, kWide, kWide);
             if (transpose == Transpose::a) start(mma_kernel<C, MmaTile<false>, MmaTile<false>>, kWide, kWide);

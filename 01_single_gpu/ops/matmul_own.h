@@ -6,7 +6,7 @@ namespace train70b {
 
 // Whose kernels compute products on a GPU: cuBLASLt's, or one of four by hand.
 enum class MatmulBy { cublaslt, naive, tiled, registers, mma };
-MatmulBy& matmul_by();  // of this process
+inline MatmulBy matmul_by = MatmulBy::cublaslt;  // of this process
 // Empty, or why these kernels compute no products of this kind: in one line that begins with their name.
 std::string why_not_matmul(MatmulBy by, Device device, DType dtype);
 

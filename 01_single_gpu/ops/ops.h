@@ -19,8 +19,6 @@
 #include "01_single_gpu/ops/cross_entropy.h"
 #include "01_single_gpu/ops/elementwise.h"
 #include "01_single_gpu/ops/embedding.h"
-#include "01_single_gpu/ops/fill_normal.h"
-#include "01_single_gpu/ops/head_norm.h"
 #include "01_single_gpu/ops/matmul.h"
 #include "01_single_gpu/ops/rmsnorm.h"
 #include "01_single_gpu/ops/rope.h"

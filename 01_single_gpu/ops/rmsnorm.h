@@ -21,4 +21,19 @@ void rmsnorm_recompute(Tensor& y, const Tensor& x, const Tensor& inv_rms, const 
 void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tensor& x, const Tensor& inv_rms,
                       const Tensor& weight);
 
+// ---- of each head ---------------------------------------------------------------------------------------------------
+// RMSNorm of each head of q and k before RoPE (Qwen3; Henry et al. 2020 normalise queries and keys), with the weight of
+// q or of k, which all heads and tokens share; dweight sums over rows and heads. qkv and y (R, (H+2K)*D) = [q | k | v],
+// of which v is not normalised. Nothing is kept for the backward pass but qkv itself: inv_rms takes one more pass over
+// D numbers.
+
+// y = [normalised q | normalised k | v]. q_weight, k_weight (D). kv_width: K*D.
+void head_norm(Tensor& y, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, int64_t kv_width,
+               double eps);
+
+// Turns the gradient of y into that of qkv, in place; adds to the weights' gradients (D), which may be fp32 while the
+// rest is bf16.
+void head_norm_backward(Tensor& grad, Tensor& dq_weight, Tensor& dk_weight, const Tensor& qkv, const Tensor& q_weight,
+                        const Tensor& k_weight, int64_t kv_width, double eps);
+
 }  // namespace train70b

@@ -25,8 +25,7 @@ void rotate_heads(T* out, const T* in, int64_t heads, int half, const Rotation<W
 }  // namespace
 
 void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor& positions, const Rope& rope) {
-    with_float(qkv.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(qkv.dtype(), [&]<class T>(T) {
         const int64_t q_cols = q.cols(), kv_cols = k.cols();
         const int half = rope.head_dim / 2;
         parallel_rows(qkv.rows(), qkv.cols(), [&](int64_t r) {
@@ -41,8 +40,7 @@ void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor
 
 void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions,
                          const Rope& rope) {
-    with_float(dqkv.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(dqkv.dtype(), [&]<class T>(T) {
         const int64_t q_cols = dq.cols(), kv_cols = dk.cols();
         const int half = rope.head_dim / 2;
         parallel_rows(dqkv.rows(), dqkv.cols(), [&](int64_t r) {

@@ -16,25 +16,18 @@ namespace cpu {
 
 namespace {
 
-// Scores of one row: its softmax, or a sigmoid of each logit. Returns log(sum of exp(logits)).
-template <class C>
-C scores_of(std::vector<C>& p, const C* logits, bool sigmoid) {
-    const C max_logit = *std::max_element(logits, logits + p.size());
-    C sum = 0;
-    for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(logits[i] - max_logit);
-    for (size_t i = 0; i < p.size(); ++i) p[i] = sigmoid ? 1 / (1 + std::exp(-logits[i])) : p[i] / sum;
-    return max_logit + std::log(sum);
-}
-
-// For each row: body(row, its scores, log(sum of exp(logits))).
+// For each row: body(row, its scores, log(sum of exp(logits))). Scores: its softmax, or a sigmoid of each logit.
 template <class C, class Body>
 void for_scores(const Tensor& logits, bool sigmoid, const Body& body) {
     const int64_t N = logits.cols();
     parallel_ranges(logits.rows(), 1 + 4096 / N, [&](int64_t begin, int64_t end) {
         std::vector<C> p(static_cast<size_t>(N));
         for (int64_t r = begin; r < end; ++r) {
-            const C lse = scores_of(p, logits.data<C>() + r * N, sigmoid);
-            body(r, p, lse);
+            const C *x = logits.data<C>() + r * N, max_logit = *std::max_element(x, x + N);
+            C sum = 0;
+            for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(x[i] - max_logit);
+            for (size_t i = 0; i < p.size(); ++i) p[i] = sigmoid ? 1 / (1 + std::exp(-x[i])) : p[i] / sum;
+            body(r, p, max_logit + std::log(sum));
         }
     });
 }
@@ -72,8 +65,7 @@ void keep_best_groups(std::vector<C>& rank, const RouterShape& shape) {
 }  // namespace
 
 void choose_experts(Tensor& chosen, const Tensor& logits, const Tensor& bias, const RouterShape& shape) {
-    with_wide(logits.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(logits.dtype(), [&]<class C>(C) {
         for_scores<C>(logits, shape.sigmoid, [&](int64_t r, std::vector<C>& p, C) {
             for (size_t e = 0; bias && e < p.size(); ++e) p[e] += bias.data<C>()[e];
             keep_best_groups(p, shape);
@@ -84,8 +76,7 @@ void choose_experts(Tensor& chosen, const Tensor& logits, const Tensor& bias, co
 }
 
 void router_weights(Tensor& weights, const Tensor& logits, const Tensor& chosen, const RouterShape& shape) {
-    with_wide(logits.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(logits.dtype(), [&]<class C>(C) {
         const int64_t k = shape.top_k;
         for_scores<C>(logits, shape.sigmoid, [&](int64_t r, const std::vector<C>& p, C) {
             const int32_t* experts = chosen.data<int32_t>() + r * k;
@@ -99,8 +90,7 @@ void router_weights(Tensor& weights, const Tensor& logits, const Tensor& chosen,
 
 void router_losses(Tensor& sums, const Tensor& logits, const Tensor& piece_grads, double z_loss,
                    const RouterShape& shape) {
-    with_wide(logits.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(logits.dtype(), [&]<class C>(C) {
         const int64_t N = logits.cols(), rows = logits.rows();
         std::vector<double> balance(size_t(rows), 0.0), z(size_t(rows), 0.0);
         for_scores<C>(logits, shape.sigmoid, [&](int64_t r, const std::vector<C>& p, C lse) {
@@ -120,8 +110,7 @@ void router_losses(Tensor& sums, const Tensor& logits, const Tensor& piece_grads
 
 void router_backward(Tensor& dlogits, const Tensor& dweights, const Tensor& logits, const Tensor& chosen,
                      const Tensor& piece_grads, double z_loss, const RouterShape& shape) {
-    with_wide(logits.dtype(), [&](auto zero) {
-        using C = decltype(zero);
+    with_wide(logits.dtype(), [&]<class C>(C) {
         const int64_t N = logits.cols(), k = shape.top_k, rows = logits.rows();
         for_scores<C>(logits, shape.sigmoid, [&](int64_t r, const std::vector<C>& p, C lse) {
             std::vector<C> dp(size_t(N), C(0));
@@ -177,8 +166,7 @@ void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tenso
 }
 
 void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k, const Tensor& weights) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(y.dtype(), [&]<class T>(T) {
         const int64_t cols = y.cols();
         parallel_rows(y.rows(), cols, [&](int64_t s) {
             const int64_t slot = order.data<int32_t>()[s];
@@ -191,8 +179,7 @@ void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k
 }
 
 void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& weights) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(y.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = y.cols(), k = place.cols();
         parallel_ranges(y.rows(), 1 + 4096 / cols, [&](int64_t begin, int64_t end) {
@@ -213,8 +200,7 @@ void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& we
 }
 
 void slot_products(Tensor& dots, const Tensor& dy, const Tensor& z, const Tensor& place) {
-    with_float(dy.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(dy.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         const int64_t cols = dy.cols(), k = place.cols();
         parallel_rows(place.size(), cols, [&](int64_t i) {

@@ -18,12 +18,6 @@ __device__ float* floats_of_warp(int count) {  // of the block's shared memory
     return reinterpret_cast<float*>(shared) + threadIdx.x / 32 * count;
 }
 
-template <class V, class Combine>
-__device__ V warp_reduce(V value, Combine combine) {  // every lane gets the result
-    for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(~0u, value, offset));
-    return value;
-}
-
 // Scores of one row: its softmax, or a sigmoid of each logit. Returns log(sum of exp(logits)).
 __device__ float scores_of(float* p, const float* logits, int experts, bool sigmoid) {
     float largest = -INFINITY, sum = 0;
@@ -271,11 +265,6 @@ Grid warp_per_row(const Tensor& logits, const RouterShape& shape, int64_t arrays
             size_t(kRouterWarps * arrays * shape.experts) * sizeof(float)};
 }
 
-template <class V>
-const V* data_or_null(const Tensor& x) {
-    return x ? x.data<V>() : nullptr;
-}
-
 int64_t rows_of_piece(const Tensor& logits, const Tensor& piece_grads) {
     return piece_grads ? logits.rows() / piece_grads.rows() : 0;
 }
@@ -283,67 +272,57 @@ int64_t rows_of_piece(const Tensor& logits, const Tensor& piece_grads) {
 }  // namespace
 
 void choose_experts(Tensor& chosen, const Tensor& logits, const Tensor& bias, const RouterShape& shape) {
-    launch(choose_experts_kernel, warp_per_row(logits, shape, 2), chosen.data<int32_t>(), logits.data<float>(),
-           data_or_null<float>(bias), logits.rows(), int(shape.experts), int(shape.top_k), shape.sigmoid,
-           int(shape.groups), int(shape.top_groups));
+    launch(choose_experts_kernel, warp_per_row(logits, shape, 2), chosen, logits, bias, logits.rows(),
+           int(shape.experts), int(shape.top_k), shape.sigmoid, int(shape.groups), int(shape.top_groups));
 }
 
 void router_weights(Tensor& weights, const Tensor& logits, const Tensor& chosen, const RouterShape& shape) {
-    launch(router_weights_kernel, warp_per_row(logits, shape, 1), weights.data<float>(), logits.data<float>(),
-           chosen.data<int32_t>(), logits.rows(), int(shape.experts), int(shape.top_k), shape.sigmoid, shape.normalize,
-           float(shape.scale));
+    launch(router_weights_kernel, warp_per_row(logits, shape, 1), weights, logits, chosen, logits.rows(),
+           int(shape.experts), int(shape.top_k), shape.sigmoid, shape.normalize, float(shape.scale));
 }
 
 void router_losses(Tensor& sums, const Tensor& logits, const Tensor& piece_grads, double z_loss,
                    const RouterShape& shape) {
     Tensor losses({logits.rows(), 2}, DType::f64, Device::cuda, Memory::workspace);
-    launch(row_losses_kernel, warp_per_row(logits, shape, 1), losses.data<double>(), logits.data<float>(),
-           data_or_null<float>(piece_grads), z_loss, logits.rows(), rows_of_piece(logits, piece_grads),
-           int(shape.experts), shape.sigmoid);
-    launch(sum_losses_kernel, {1, 1024}, sums.data<double>(), losses.data<double>(), logits.rows());
+    launch(row_losses_kernel, warp_per_row(logits, shape, 1), losses, logits, piece_grads, z_loss, logits.rows(),
+           rows_of_piece(logits, piece_grads), int(shape.experts), shape.sigmoid);
+    launch(sum_losses_kernel, {1, 1024}, sums, losses, logits.rows());
 }
 
 void router_backward(Tensor& dlogits, const Tensor& dweights, const Tensor& logits, const Tensor& chosen,
                      const Tensor& piece_grads, double z_loss, const RouterShape& shape) {
-    launch(router_backward_kernel, warp_per_row(logits, shape, 2), dlogits.data<float>(), dweights.data<float>(),
-           logits.data<float>(), chosen.data<int32_t>(), data_or_null<float>(piece_grads), float(z_loss), logits.rows(),
-           rows_of_piece(logits, piece_grads), int(shape.experts), int(shape.top_k), shape.sigmoid, shape.normalize,
-           float(shape.scale));
+    launch(router_backward_kernel, warp_per_row(logits, shape, 2), dlogits, dweights, logits, chosen, piece_grads,
+           float(z_loss), logits.rows(), rows_of_piece(logits, piece_grads), int(shape.experts), int(shape.top_k),
+           shape.sigmoid, shape.normalize, float(shape.scale));
 }
 
 void count_choices(Tensor& counts, const Tensor& chosen) {
-    launch(count_choices_kernel, {blocks_for(counts.size(), 1)}, counts.data<int32_t>(), chosen.data<int32_t>(),
-           counts.cols(), chosen.size() / counts.rows());
+    launch(count_choices_kernel, {blocks_for(counts.size(), 1)}, counts, chosen, counts.cols(),
+           chosen.size() / counts.rows());
 }
 
 void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tensor& begin_keep) {
     const int64_t pieces = begin_keep.shape()[1], experts = begin_keep.shape()[2];
     const int32_t* begin = begin_keep.data<int32_t>();
-    launch(place_slots_kernel, {blocks_for(pieces * experts, 1)}, order.data<int32_t>(), place.data<int32_t>(),
-           chosen.data<int32_t>(), begin, begin + pieces * experts, experts, chosen.size() / pieces);
+    launch(place_slots_kernel, {blocks_for(pieces * experts, 1)}, order, place, chosen, begin, begin + pieces * experts,
+           experts, chosen.size() / pieces);
 }
 
 void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k, const Tensor& weights) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(gather_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y.data<T>(), x.data<T>(), order.data<int32_t>(),
-               data_or_null<float>(weights), top_k, y.cols());
+    with_float(y.dtype(), [&]<class T>(T) {
+        launch(gather_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, x, order, weights, top_k, y.cols());
     });
 }
 
 void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& weights) {
-    with_float(y.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(sum_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y.data<T>(), z.data<T>(), place.data<int32_t>(),
-               data_or_null<float>(weights), place.cols(), y.cols());
+    with_float(y.dtype(), [&]<class T>(T) {
+        launch(sum_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, z, place, weights, place.cols(), y.cols());
     });
 }
 
 void slot_products(Tensor& dots, const Tensor& dy, const Tensor& z, const Tensor& place) {
-    with_float(dy.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(slot_products_kernel<T>, {blocks_for(place.size(), 1)}, dots.data<float>(), dy.data<T>(), z.data<T>(),
-               place.data<int32_t>(), place.cols(), dy.cols());
+    with_float(dy.dtype(), [&]<class T>(T) {
+        launch(slot_products_kernel<T>, {blocks_for(place.size(), 1)}, dots, dy, z, place, place.cols(), dy.cols());
     });
 }
 

@@ -1,4 +1,4 @@
-// sinks.h on the CPU: the definition that sinks.cu is tested against. Then checks and dispatch.
+// sinks.h on the CPU: the definition that attention_cuda.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/sinks.h"
 
 #include <cmath>
@@ -13,8 +13,7 @@ namespace cpu {
 
 void add_sinks(Tensor& out, Tensor& lse, const Tensor& sinks) {
     const int64_t heads = lse.cols(), width = out.cols() / heads;
-    with_float(out.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(out.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         parallel_rows(lse.rows(), out.cols(), [&](int64_t r) {
             for (int64_t h = 0; h < heads; ++h) {
@@ -32,8 +31,7 @@ void add_sinks(Tensor& out, Tensor& lse, const Tensor& sinks) {
 // terms (R, H): of the sum over the rows.
 void sink_terms(Tensor& terms, const Tensor& dout, const Tensor& out, const Tensor& lse, const Tensor& sinks) {
     const int64_t heads = lse.cols(), width = out.cols() / heads;
-    with_float(out.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(out.dtype(), [&]<class T>(T) {
         using C = Wide<T>;
         parallel_rows(lse.rows(), out.cols(), [&](int64_t r) {
             for (int64_t i = r * heads; i < (r + 1) * heads; ++i) {
@@ -47,7 +45,7 @@ void sink_terms(Tensor& terms, const Tensor& dout, const Tensor& out, const Tens
 
 }  // namespace cpu
 
-namespace cuda {  // sinks.cu
+namespace cuda {  // attention_cuda.cu
 decltype(train70b::add_sinks) add_sinks;
 decltype(cpu::sink_terms) sink_terms;
 }  // namespace cuda

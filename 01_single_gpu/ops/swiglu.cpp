@@ -9,8 +9,7 @@ namespace train70b {
 namespace cpu {
 
 void swiglu(Tensor& h, const Tensor& gate_up) {
-    with_float(h.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(h.dtype(), [&]<class T>(T) {
         const int64_t cols = h.cols();
         parallel_rows(h.rows(), cols, [&](int64_t r) {
             const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols;
@@ -24,8 +23,7 @@ void swiglu(Tensor& h, const Tensor& gate_up) {
 }
 
 void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) {
-    with_float(dh.dtype(), [&](auto zero) {
-        using T = decltype(zero);
+    with_float(dh.dtype(), [&]<class T>(T) {
         const int64_t cols = dh.cols();
         parallel_rows(dh.rows(), cols, [&](int64_t r) {
             const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols, *d = dh.data<T>() + r * cols;

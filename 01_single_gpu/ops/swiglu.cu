@@ -39,17 +39,13 @@ __global__ void swiglu_backward_kernel(T* dgate_up, const T* dh, const T* gate_u
 }  // namespace
 
 void swiglu(Tensor& h, const Tensor& gate_up) {
-    with_float(h.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(swiglu_kernel<T>, {blocks_for(h.rows(), 1)}, h.data<T>(), gate_up.data<T>(), h.cols());
-    });
+    with_float(h.dtype(),
+               [&]<class T>(T) { launch(swiglu_kernel<T>, {blocks_for(h.rows(), 1)}, h, gate_up, h.cols()); });
 }
 
 void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) {
-    with_float(dh.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(swiglu_backward_kernel<T>, {blocks_for(dh.rows(), 1)}, dgate_up.data<T>(), dh.data<T>(),
-               gate_up.data<T>(), dh.cols());
+    with_float(dh.dtype(), [&]<class T>(T) {
+        launch(swiglu_backward_kernel<T>, {blocks_for(dh.rows(), 1)}, dgate_up, dh, gate_up, dh.cols());
     });
 }
 

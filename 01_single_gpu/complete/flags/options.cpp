@@ -228,15 +228,15 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
-    attention_by() = o.attention_by();
-    if (attention_by() == AttentionBy::cudnn)
+    attention_by = o.attention_by();
+    if (attention_by == AttentionBy::cudnn)
         if (const std::string why = why_not_cudnn(o.device_kind(), o.llama().dtype, o.model.head_dim(), o.masks_keys());
             !why.empty())
             usage_error("--attention cudnn: {} (try --attention auto)", why);
-    matmul_by() = o.matmul_by();
+    matmul_by = o.matmul_by();
     // The gradients of a router are products of fp32.
     const DType narrow = o.model.is_sparse() ? DType::f32 : o.llama().dtype;
-    if (const std::string why = why_not_matmul(matmul_by(), o.device_kind(), narrow); !why.empty())
+    if (const std::string why = why_not_matmul(matmul_by, o.device_kind(), narrow); !why.empty())
         usage_error("--matmul {}", why);
     if (o.mask_document_ends && !o.document_token)
         usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
