@@ -33,7 +33,7 @@ void AfterCheckpoint::look(bool wait) {
             const std::string variable = "TRAIN70B_CHECKPOINT=" + std::filesystem::absolute(folder).string();
             try {
                 std::string said;
-                const int status = run_program({"env", variable, "/bin/sh", "-c", command}, said);
+                const int status = run_child({"env", variable, "/bin/sh", "-c", command}, said);
                 return {status, said};
             } catch (const std::runtime_error& error) { return {127, error.what()}; }
         });
