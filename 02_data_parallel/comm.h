@@ -61,9 +61,10 @@ class Comm {
 
     // Splits the group by color. Ranks of the same color form a group of this name, in rank order; a negative color
     // joins no group and returns a one-rank Comm. Collective. color_of must be the same function on every rank: a fake
-    // process group evaluates it for its simulated ranks. load: light for a group that carries little.
+    // process group evaluates it for its simulated ranks. load: light for a group that carries little. open: called
+    // with the new group's backend.
     Comm split(const std::function<int(int rank)>& color_of, const std::string& name, GroupLoad load = GroupLoad::heavy,
-               Where where = Where::current()) const;
+               Where where = Where::current(), const std::function<void(Backend&)>& open = {}) const;
 
     // A dedicated point-to-point channel from one rank to another, as a group of the two: sends are asynchronous and
     // never block other traffic. Collective. The way for device tensors that are sent in every step.
@@ -119,8 +120,6 @@ class Comm {
   private:
     Work start(Operation operation) const;
     Operation shift_operation(const Tensor& out, const Tensor& in, int by, Where where) const;
-    Comm split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
-               const std::function<void(Backend&)>& open, Where where) const;
     std::vector<double> numbers(const std::vector<double>& local, int64_t wire_bytes, Where where) const;
 
     std::shared_ptr<Group> group_;

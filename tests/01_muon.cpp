@@ -70,7 +70,7 @@ TEST_CASE("Muon: two updates by hand, Nesterov, decay and size; a stack of matri
     Tensor grads({78}, DType::f64, Device::cpu, Memory::grads);
     bind_grads(params, grads);
     const MemoryBytes before = ledger().now();
-    Muon muon(full_segments(params), {.weight_decay = 0.5}, Memory::optimizer, std::make_shared<Orthogonalizer>());
+    Muon muon(full_segments(params), {.weight_decay = 0.5}, std::make_shared<Orthogonalizer>(), Memory::optimizer);
     EXPECT(ledger().now()[size_t(Memory::optimizer)] - before[size_t(Memory::optimizer)] == 8 * (24 + 48 + 2 * 6));
 
     Values w = start, momentum(72, 0);

@@ -57,7 +57,7 @@ TEST_CASE("views share memory; neighbours stack into one") {
 TEST_CASE("parameters lie one behind another in a flat buffer") {
     Param a = make_param("a", {4, 6}, 0.1), b = make_param("b", {5}, 0);
     a.local = {.row_begin = 2, .rows = 2, .col_begin = 3, .cols = 3};  // a shard: rows 2..3, columns 3..5
-    EXPECT(total_size({&a, &b}) == 11);
+    EXPECT(total_size(std::vector{&a, &b}) == 11);
     Tensor flat({11}, DType::f32, Device::cpu, Memory::params);
     bind_data({&a, &b}, flat);
     EXPECT(a.data.shape() == Shape{2, 3});

@@ -135,7 +135,7 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
                 Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
                 on_first_ranks(tp, [&](const Comm& ranks) {
                     Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
-                    EXPECT(run.composed->fp8.layers().size() == 4);
+                    EXPECT(run.composed->fp8.layers.size() == 4);
                     if (ranks.rank() > 0) return;
                     const Farthest deviation = worst_gradient(run.session, one.session);
                     const Farthest noise = worst_gradient(one.session, wide);
@@ -157,7 +157,7 @@ TEST_CASE("data-parallel ranks that cut no block: one rank's gradients, but for 
         Ranks run(o, world(), 1, {.stage = 0}, precision(recipe));
         const Farthest deviation = world().rank() == 0 ? worst_gradient(run.session, one.session) : Farthest();
         INFO(recipe, ": ", deviation);
-        EXPECT_EVERYWHERE(run.composed->fp8.layers().size() == 8);
+        EXPECT_EVERYWHERE(run.composed->fp8.layers.size() == 8);
         EXPECT_EVERYWHERE(deviation <= 0.02);
         EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[0] / one.history[0] - 1) <= 1e-5));
     }
@@ -180,7 +180,7 @@ TEST_CASE(
                 std::unique_ptr<Ranks> gathered_fp8;
                 // With accumulation stages 2 and 3 reduce each micro-batch by itself: a sum in another order.
                 Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2}, precision(recipe), m);
-                EXPECT(first.composed->fp8.layers().size() == 8);
+                EXPECT(first.composed->fp8.layers.size() == 8);
                 for (const ZeroOptions& zero : std::vector<ZeroOptions>{{.stage = 1},
                                                                         {.stage = 2},
                                                                         {.stage = 3},
@@ -316,7 +316,7 @@ TEST_CASE("layers that stay as they are, alone or with several weights, under Ze
         Ranks first(o, world(), 1, {.stage = 0}, precision("current"));
         Ranks run(o, world(), 1, {.stage = 3}, precision("current"));
         INFO("ffn ", ffn);
-        EXPECT(run.composed->fp8.layers().size() == layers);
+        EXPECT(run.composed->fp8.layers.size() == layers);
         EXPECT_EVERYWHERE(on_rank_0(run.history == first.history));
         EXPECT_EVERYWHERE(on_rank_0(run.weights == first.weights && !run.weights.empty()));
     }

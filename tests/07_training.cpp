@@ -17,9 +17,9 @@ struct Narrow {
     Narrow(const TrainOptions& o, const std::string& recipe, const std::string& optimizer = "adamw")
         : session(o, [&](Session& s) {
               fp8 = apply_fp8(s.model, {.recipe = recipe}, o.micro_batch * o.seq_len);
-              store = std::make_unique<LocalStore>(s.model, make_optimizer_of(optimizer, o.adamw()));
+              store = std::make_unique<LocalStore>(s.model, find_optimizer(optimizer).maker(o.adamw(), nullptr));
               s.trainer.store = store.get();
-              if (fp8.step_state()) s.trainer.step_states.push_back(fp8.step_state());
+              if (fp8.recipe) s.trainer.step_states.push_back(fp8.recipe.get());
           }) {}
 };
 
@@ -57,7 +57,7 @@ TEST_CASE("a layer's three products are those of its quantized operands, in doub
             const auto recipe = make_recipe({.recipe = name}, 24, Device::cpu, Comm());
             const QuantizedPair of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, false);
             const QuantizedPair of_w = recipe->quantize({Operand::weight, 1}, layer.weight(), Usage::both, false);
-            const Operand& gradient = narrow.fp8.layers()[4]->gradient;
+            const Operand& gradient = narrow.fp8.layers[4]->gradient;
             QuantizedPair of_dy;
             std::vector<double> dw(size_t(out * in));
             for (int pass = 0; pass < 2; ++pass) {  // nvfp4: each by its own random numbers
@@ -176,7 +176,7 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
             o.eval_every = 1;
             Narrow parts(o, recipe);
             REQUIRE(parts.session.data.validation_samples() % 4 != 0);  // the last batch has other rows
-            REQUIRE(parts.fp8.layers().size() == 8);
+            REQUIRE(parts.fp8.layers.size() == 8);
             parts.session.run();
             INFO(recipe, ", gradients in ", std::string(grad_dtype));
             EXPECT(parts.session.history() == whole.session.history());  // validation leaves no trace
@@ -261,9 +261,9 @@ TEST_CASE("layers whose sizes are not divisible stay as they are, and are named;
     TrainOptions o = divisible(text);
     o.model.ffn = 200;  // by 8
     Narrow some(o, "current");
-    REQUIRE(some.fp8.left_out().size() == 1);
-    EXPECT(some.fp8.left_out()[0] == "down: 200 inputs (--ffn) on a rank are not divisible by 16 (try 208)");
-    EXPECT(some.fp8.layers().size() == 6);
+    REQUIRE(some.fp8.left_out.size() == 1);
+    EXPECT(some.fp8.left_out[0] == "down: 200 inputs (--ffn) on a rank are not divisible by 16 (try 208)");
+    EXPECT(some.fp8.layers.size() == 6);
     some.session.run();
     EXPECT_USAGE_ERROR(check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1),
                        "--fp8-strict on: --fp8 current: down: 200 inputs (--ffn)");
@@ -280,8 +280,8 @@ TEST_CASE("layers whose sizes are not divisible stay as they are, and are named;
     wide.run();
     Narrow none(o, "blockwise");
     none.session.run();
-    EXPECT(none.fp8.layers().size() == 0);
-    EXPECT(none.fp8.left_out().size() == 4);
+    EXPECT(none.fp8.layers.size() == 0);
+    EXPECT(none.fp8.left_out.size() == 4);
     EXPECT(none.session.history() == wide.history());
 }
 

@@ -30,13 +30,12 @@ struct ToldRun {
           session(o, [&](Session& s) {
               tensor_parallel = std::make_unique<TensorParallel>(s.model, tensor);
               fp8 = apply_fp8(s.model, {.recipe = recipe}, o.micro_batch * o.seq_len, tensor);
-              zero = std::make_unique<Zero>(s.model, data, ZeroOptions{.stage = stage},
-                                            make_optimizer_of("adamw", o.adamw()),
+              zero = std::make_unique<Zero>(s.model, data, ZeroOptions{.stage = stage}, AdamW::maker(o.adamw()),
                                             told ? make_fp8_unsharder(fp8) : nullptr);
               use_store(s.trainer, *zero, data);
               s.trainer.groups.tp = group_of(tensor);
               s.trainer.runtime = &stats;
-              if (fp8.step_state()) s.trainer.step_states.push_back(fp8.step_state());
+              if (fp8.recipe) s.trainer.step_states.push_back(fp8.recipe.get());
           }) {
         session.run();
         weights = gathered(session, Which::data);
@@ -109,7 +108,7 @@ TEST_CASE("one message has the amaxes of all weights, after an update; every bit
                 if (!others) others = ToldRun(o, stage, "off", true).sent();
                 const ToldRun run(o, stage, recipe, true), each(o, stage, recipe, false);
                 INFO(recipe, ", stage ", stage, ", recompute ", std::string(recompute));
-                EXPECT_EVERYWHERE(run.fp8.layers().size() == 8);
+                EXPECT_EVERYWHERE(run.fp8.layers.size() == 8);
                 if (recipe != "delayed" || stage < 3) {
                     EXPECT_EVERYWHERE(on_rank_0(run.session.history() == each.session.history()));
                     EXPECT_EVERYWHERE(on_rank_0(run.weights == each.weights && !run.weights.empty()));

@@ -240,7 +240,7 @@ TEST_CASE("FP8 histories of layers that have moved to another stage of the same 
     history_of(o, config, {.dir = shared / "d", .stop_after = 3});
     config.pipeline.stage_layers = {1, 3};
     CheckpointedRun moved(o, config, {.dir = shared / "d", .resume = true, .stop_after = 3});
-    const StepState::Rows rows = moved.run.composed->fp8.step_state()->rows();
+    const StepState::Rows rows = moved.run.composed->fp8.recipe->rows();
     bool all = !rows.names.empty();
     for (size_t i = 0; i < rows.names.size(); ++i) all = all && rows.values[i * size_t(rows.width)] > 0;  // scale_inv
     EXPECT_EVERYWHERE(all);

@@ -8,7 +8,7 @@
 #include "01_single_gpu/complete/run/bench.h"
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/complete/all_reduce.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 #include "02_data_parallel/runtime/median.h"
 #include "02_data_parallel/runtime/program.h"
 #include "07_fp8/complete/compose.h"

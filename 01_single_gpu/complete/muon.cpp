@@ -67,31 +67,23 @@ void Orthogonalizer::orthogonalize() {
     }
 }
 
-Muon::Muon(const std::vector<Segment>& segments, const AdamW::Hyper& hyper, Memory states,
-           std::shared_ptr<Orthogonalizer> matrices)
-    : hyper_(hyper), matrices_(std::move(matrices)) {
-    std::vector<Segment> rest;
+// First the matrices: of those there is one moment.
+Muon::Muon(std::vector<Segment> segments, const Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices, Memory states)
+    : AdamW(hyper), matrices_(std::move(matrices)) {
+    const auto is_matrix = [](const Segment& segment) { return takes_muon(*segment.param); };
+    std::stable_partition(segments.begin(), segments.end(), is_matrix);
     for (const Segment& segment : segments) {
-        if (!takes_muon(*segment.param)) {
-            rest.push_back(segment);
-            continue;
-        }
-        Tensor exp_avg(segment.data.shape(), stats_dtype(segment.data.dtype()), segment.data.device(), states);
-        fill(exp_avg, 0);
-        states_.push_back({segment, make_master(segment.data, states), exp_avg});
-        matrices_->add(segment);
+        const Tensor& data = segment.data;
+        const auto moment = [&] { return zeros(data.shape(), stats_dtype(data.dtype()), data.device(), states); };
+        const bool matrix = is_matrix(segment);
+        states_.push_back({segment, make_master(data, states), moment(), matrix ? Tensor() : moment()});
+        if (matrix) matrices_->add(segment);
     }
-    rest_ = std::make_unique<AdamW>(rest, hyper, states);
-}
-
-MakeOptimizer Muon::maker(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices) {
-    return [hyper, matrices](std::vector<Segment> segments, Memory states) {
-        return std::make_unique<Muon>(segments, hyper, states, matrices);
-    };
 }
 
 void Muon::prepare(double grad_scale) {
     for (State& state : states_) {
+        if (state.exp_avg_sq) continue;
         Tensor& u = state.segment.grad;
         scale(u, (1 - kMomentum) * grad_scale);
         scale(state.exp_avg, kMomentum);
@@ -102,36 +94,18 @@ void Muon::prepare(double grad_scale) {
 }
 
 void Muon::update(int64_t step, double lr, double grad_scale) {
-    matrices_->run();
-    for (State& state : states_) {
-        const Param& param = *state.segment.param;
-        Tensor &u = state.segment.grad, &w = state.master ? state.master : state.segment.data;
-        scale(u, -lr * kUpdateRms * std::sqrt(double(std::max(param.matrix_rows(), param.global_shape[1]))));
-        scale(w, 1 - lr * hyper_.weight_decay);
-        add(w, w, u);
-        if (state.master) copy(state.segment.data, w);
-    }
-    rest_->update(step, lr, grad_scale);
+    matrices_->run();  // also where this one has none
+    AdamW::update(step, lr, grad_scale);
 }
 
-void Muon::weights_changed() {
-    for (State& state : states_)
-        if (state.master) copy(state.master, state.segment.data);
-    rest_->weights_changed();
-}
-
-void Muon::for_each_state(const StateVisitor& visit) {
-    for (State& state : states_) {
-        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
-        visit(state.segment, "exp_avg", state.exp_avg);
-    }
-    rest_->for_each_state(visit);
-}
-
-void Muon::states_changed() {
-    for (State& state : states_)
-        if (state.master) copy(state.segment.data, state.master);
-    rest_->states_changed();
+void Muon::update_segment(State& state, const AdamWStep& step) {
+    if (state.exp_avg_sq) return AdamW::update_segment(state, step);
+    const Param& param = *state.segment.param;
+    Tensor &u = state.segment.grad, &w = state.weight();
+    scale(u, -step.lr * kUpdateRms * std::sqrt(double(std::max(param.matrix_rows(), param.global_shape[1]))));
+    scale(w, 1 - step.lr * step.weight_decay);
+    add(w, w, u);
+    if (state.master) copy(state.segment.data, w);
 }
 
 }  // namespace train70b

@@ -44,28 +44,21 @@ class Orthogonalizer {
     bool pending_ = false;
 };
 
-class Muon : public Optimizer {
+class Muon : public AdamW {
   public:
-    Muon(const std::vector<Segment>& segments, const AdamW::Hyper& hyper, Memory states,
-         std::shared_ptr<Orthogonalizer> matrices);
-    static MakeOptimizer maker(const AdamW::Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices);
+    Muon(std::vector<Segment> segments, const Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices, Memory states);
+    static MakeOptimizer maker(const Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices) {
+        return maker_of<Muon>(hyper, matrices);
+    }
 
     // The gradients of matrices become u, and are orthogonal after the first update() of a step.
     void prepare(double grad_scale) override;
     void update(int64_t step, double lr, double grad_scale) override;
-    void weights_changed() override;
-    void for_each_state(const StateVisitor& visit) override;
-    void states_changed() override;
 
   private:
-    struct State {
-        Segment segment;
-        Tensor master, exp_avg;
-    };
-    std::vector<State> states_;
-    std::unique_ptr<AdamW> rest_;
-    AdamW::Hyper hyper_;
-    std::shared_ptr<Orthogonalizer> matrices_;
+    void update_segment(State& state, const AdamWStep& step) override;
+
+    const std::shared_ptr<Orthogonalizer> matrices_;
 };
 
 }  // namespace train70b

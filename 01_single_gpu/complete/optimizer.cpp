@@ -19,14 +19,10 @@ Tensor make_master(const Tensor& param, Memory states) {
 int64_t master_bytes(DType param) { return param == stats_dtype(param) ? 0 : size_of(stats_dtype(param)); }
 
 AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
-    for (Segment& segment : segments) {
+    for (const Segment& segment : segments) {
         const Tensor& data = segment.data;
-        const auto zeros = [&] {
-            Tensor state(data.shape(), stats_dtype(data.dtype()), data.device(), states);
-            fill(state, 0);
-            return state;
-        };
-        states_.push_back({segment, make_master(data, states), zeros(), zeros()});
+        const auto moment = [&] { return zeros(data.shape(), stats_dtype(data.dtype()), data.device(), states); };
+        states_.push_back({segment, make_master(data, states), moment(), moment()});
     }
 }
 
@@ -44,16 +40,12 @@ AdamWStep AdamW::Hyper::at(int64_t step, double lr, double grad_scale, const Seg
             .step = step};
 }
 
-MakeOptimizer AdamW::maker(const Hyper& hyper) {
-    return [hyper](std::vector<Segment> segments, Memory states) {
-        return std::make_unique<AdamW>(std::move(segments), hyper, states);
-    };
+void AdamW::update(int64_t step, double lr, double grad_scale) {
+    for (State& state : states_) update_segment(state, hyper_.at(step, lr, grad_scale, state.segment));
 }
 
-void AdamW::update(int64_t step, double lr, double grad_scale) {
-    for (State& state : states_)
-        adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-              hyper_.at(step, lr, grad_scale, state.segment));
+void AdamW::update_segment(State& state, const AdamWStep& step) {
+    adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad, step);
 }
 
 void AdamW::weights_changed() {
@@ -63,9 +55,10 @@ void AdamW::weights_changed() {
 
 void AdamW::for_each_state(const StateVisitor& visit) {
     for (State& state : states_) {
-        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
+        visit(state.segment, "weight", state.weight());
         visit(state.segment, "exp_avg", state.exp_avg);
-        visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
+        if (state.exp_avg_sq) visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
+        if (state.scale) visit(state.segment, "scale", state.scale);
     }
 }
 

@@ -39,6 +39,12 @@ class Optimizer {
 };
 // Creates an optimizer for these segments. Its states are on the segments' device, booked under `states`.
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Segment>, Memory states)>;
+template <class T, class... Settings>
+MakeOptimizer maker_of(const Settings&... settings) {
+    return [=](std::vector<Segment> segments, Memory states) {
+        return std::make_unique<T>(std::move(segments), settings..., states);
+    };
+}
 
 // The fp32 copy of a parameter that an optimizer updates; empty if the parameter is fp32 or fp64 itself.
 Tensor make_master(const Tensor& param, Memory states);
@@ -54,7 +60,7 @@ class AdamW : public Optimizer {
     };
     // Master weights are initialized from the parameters. States are on the segments' device, booked under `states`.
     AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
-    static MakeOptimizer maker(const Hyper& hyper);
+    static MakeOptimizer maker(const Hyper& hyper) { return maker_of<AdamW>(hyper); }
     static int64_t state_bytes(DType param);  // per element
 
     void update(int64_t step, double lr, double grad_scale) override;
@@ -62,13 +68,21 @@ class AdamW : public Optimizer {
     void for_each_state(const StateVisitor& visit) override;
     void states_changed() override;
 
-  private:
+  protected:
     struct State {
         Segment segment;
-        Tensor master, exp_avg, exp_avg_sq;
+        Tensor master;                                // empty: the parameter itself is updated
+        Tensor exp_avg, exp_avg_sq = {}, scale = {};  // those that the optimizer keeps
+        Tensor& weight() { return master ? master : segment.data; }
     };
+    // For optimizers with other moments, which fill states_.
+    explicit AdamW(const Hyper& hyper) : hyper_(hyper) {}
+    virtual void update_segment(State& state, const AdamWStep& step);
+
     std::vector<State> states_;
-    Hyper hyper_;
+
+  private:
+    const Hyper hyper_;
 };
 
 }  // namespace train70b

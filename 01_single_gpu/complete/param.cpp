@@ -73,6 +73,27 @@ static void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor P
 void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::data); }
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }
 
+Tensor zeros(Shape shape, DType dtype, Device device, Memory kind) {
+    Tensor x(std::move(shape), dtype, device, kind);
+    fill(x, 0);
+    return x;
+}
+
+void copy_parts(const Tensor& flat, const std::vector<Tensor>& parts, bool back) {
+    int64_t begin = 0;
+    for (Tensor part : parts) {
+        Tensor place = flat.element_slice(begin, part.shape());
+        back ? copy(part, place) : copy(place, part);
+        begin += part.size();
+    }
+}
+
+int64_t total_size(const std::vector<Tensor>& parts) {
+    int64_t total = 0;
+    for (const Tensor& part : parts) total += part.size();
+    return total;
+}
+
 double total_squares(const std::vector<Param*>& params, Which which) {
     std::vector<Tensor> tensors;
     for (const Param* param : params)
@@ -88,8 +109,7 @@ double total_squares(const std::vector<Tensor>& tensors) {
 std::vector<double> squares(const std::vector<Tensor>& tensors) {
     const auto some = std::find_if(tensors.begin(), tensors.end(), [](const Tensor& x) { return bool(x); });
     if (some == tensors.end()) return std::vector<double>(tensors.size());
-    Tensor sums({int64_t(tensors.size())}, DType::f64, some->device(), Memory::workspace);
-    fill(sums, 0);
+    Tensor sums = zeros({int64_t(tensors.size())}, DType::f64, some->device(), Memory::workspace);
     for (size_t i = 0; i < tensors.size(); ++i) {
         Tensor sum = sums.row_slice(i, i + 1);
         if (tensors[i]) sum_squares(sum, tensors[i]);

@@ -55,6 +55,11 @@ int64_t total_size(const std::vector<Param*>& params);  // elements this rank ho
 void bind_data(const std::vector<Param*>& params, const Tensor& flat);
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
 
+Tensor zeros(Shape shape, DType dtype, Device device, Memory kind);
+// Copies the parts, one after another, to a flat tensor; or back, each from its place there.
+void copy_parts(const Tensor& flat, const std::vector<Tensor>& parts, bool back);
+int64_t total_size(const std::vector<Tensor>& parts);
+
 // Sum of squares of each tensor, in order; 0 for an empty one.
 std::vector<double> squares(const std::vector<Tensor>& tensors);
 double total_squares(const std::vector<Tensor>& tensors);

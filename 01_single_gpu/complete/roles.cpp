@@ -59,25 +59,16 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
     // Ranks with several groups do not wait in a cycle: all ranks of a stage meet theirs in one order, and the one
     // group that is of two stages (tied embeddings) comes first on the first stage and last on the last.
     for (const Group* group : groups) {
-        int64_t size = 0;
-        for (const Tensor& grad : grads[group]) size += grad.size();
+        const int64_t size = total_size(grads[group]);
         if (size == 0) continue;  // then so it is on all ranks of the group: their shards have equal bounds
         if (grads[group].size() == 1 && grads[group][0].device() == model.options.device) {
             group->sum_tensor(grads[group][0]);
             continue;
         }
         Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
-        const auto for_each = [&](const std::function<void(Tensor & in_message, Tensor & grad)>& body) {
-            int64_t begin = 0;
-            for (Tensor& grad : grads[group]) {
-                Tensor in_message = message.element_slice(begin, grad.shape());
-                body(in_message, grad);
-                begin += grad.size();
-            }
-        };
-        for_each([](Tensor& in_message, Tensor& grad) { copy(in_message, grad); });
+        copy_parts(message, grads[group], false);
         group->sum_tensor(message);
-        for_each([](Tensor& in_message, Tensor& grad) { copy(grad, in_message); });
+        copy_parts(message, grads[group], true);
     }
 }
 

@@ -23,23 +23,19 @@ void check_outer_steps(const OuterOptions& o, const TrainOptions& run, const Fla
             if (flags.given(flag)) usage_error("{}: needs --outer-steps N, at least 1", flag);
         return;
     }
-    for (const char* flag : {"--bucket-mb", "--overlap"})
-        if (flags.given(flag))
-            usage_error("{}: with --outer-steps {} gradients are not reduced; leave it out", flag, o.every);
-    if (run.mask_document_ends)
-        usage_error("--mask-document-ends on: with --outer-steps {} ranks need as many targets (try --outer-steps 0)",
-                    o.every);
-    if (run.fp16())
-        usage_error("--dtype fp16: with --outer-steps {} each rank would have a loss scale of its own (try bf16)",
-                    o.every);
-    if (run.skip_step)
-        usage_error("--skip-step on: with --outer-steps {} each rank has a norm of its own (try --skip-step off)",
-                    o.every);
-    if (!run.save_reference.empty())
-        usage_error(
-            "--save-reference {}: with --outer-steps {} no rank has the gradient of the batch (try "
-            "--outer-steps 0)",
-            run.save_reference, o.every);
+    const struct {
+        bool given;
+        std::string flag, why;
+    } refused[] = {
+        {flags.given("--bucket-mb"), "--bucket-mb", "gradients are not reduced; leave it out"},
+        {flags.given("--overlap"), "--overlap", "gradients are not reduced; leave it out"},
+        {run.mask_document_ends, "--mask-document-ends on", "ranks need as many targets (try --outer-steps 0)"},
+        {run.fp16(), "--dtype fp16", "each rank would have a loss scale of its own (try bf16)"},
+        {run.skip_step, "--skip-step on", "each rank has a norm of its own (try --skip-step off)"},
+        {!run.save_reference.empty(), "--save-reference " + run.save_reference,
+         "no rank has the gradient of the batch (try --outer-steps 0)"}};
+    for (const auto& [given, flag, why] : refused)
+        if (given) usage_error("{}: with --outer-steps {} {}", flag, o.every, why);
     if (o.every % o.fragments != 0)
         usage_error("--outer-steps {} is not divisible by --outer-fragments {} (try {})", o.every, o.fragments,
                     std::gcd(o.every, o.fragments));

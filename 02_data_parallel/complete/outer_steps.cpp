@@ -2,16 +2,6 @@
 
 namespace train70b {
 
-// flat <- the weights, or the weights <- flat.
-static void copy_parts(Tensor& flat, std::vector<Tensor>& weights, bool back) {
-    int64_t begin = 0;
-    for (Tensor& weight : weights) {
-        Tensor part = flat.element_slice(begin, weight.shape());
-        back ? copy(weight, part) : copy(part, weight);
-        begin += part.size();
-    }
-}
-
 void OuterSteps::weights_changed() {
     LocalStore::weights_changed();
     fragments_.assign(size_t(options_.fragments), {});
@@ -23,9 +13,7 @@ void OuterSteps::weights_changed() {
         if (name == "weight") fragments_[fragment_of.at(segment.param)].weights.push_back(state);
     });
     for (Fragment& f : fragments_) {
-        int64_t size = 0;
-        for (const Tensor& weight : f.weights) size += weight.size();
-        f.outer = Tensor({size}, f.weights[0].dtype(), f.weights[0].device(), Memory::optimizer);
+        f.outer = Tensor({total_size(f.weights)}, f.weights[0].dtype(), f.weights[0].device(), Memory::optimizer);
         copy_parts(f.outer, f.weights, false);
         fill(f.velocity = Tensor::like(f.outer, Memory::optimizer), 0);
     }

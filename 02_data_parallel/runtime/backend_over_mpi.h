@@ -14,7 +14,7 @@ class BackendOverMpi : public Backend {
         const MPI_Comm comm = group_.split(colors);
         return comm == MPI_COMM_NULL ? nullptr : same_kind(comm, load);
     }
-    std::vector<int> nodes() override;
+    std::vector<int> nodes() override;  // backend_mpi.cpp
     void barrier() override {
         synchronize();
         group_.barrier();
@@ -31,7 +31,7 @@ class BackendOverMpi : public Backend {
     std::vector<int> nodes_;
 };
 
-// Backend::exchange of device tensors through pinned host memory and MPI (backend_staged.cpp). Builds with CUDA only.
+// Backend::exchange of device tensors through pinned host memory and MPI (backend_mpi.cpp).
 RequestPtr staged_exchange(const MpiGroup& group, const Tensor& out, int to, const Tensor& in, int from, Tag tag);
 
 }  // namespace train70b

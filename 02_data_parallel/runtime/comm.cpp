@@ -42,9 +42,9 @@ Work Comm::start(Operation operation) const {
             fmt::format("{}.{} #{}{}", group.name, operation.name, count, in_world(operation.details, group.ranks));
         work->log_id = collective_log().add(work->label, operation.where);
     }
-    Group::Sums& sums = group.sums[operation.name];
+    CommStats::Entry& sums = group.sums[operation.name];
     ++sums.calls;
-    sums.wire_bytes += operation.wire_bytes;
+    sums.bytes += operation.wire_bytes;
     const bool at_once = operation.message || group.backend->on_stream();
     work->group = group_;
     work->operation = std::move(operation);
@@ -213,61 +213,47 @@ Work Comm::barrier(Where where) const {
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
+// To, from, or both: `out` or `in` may be empty.
+static Operation message(const char* name, const Tensor& out, int to, const Tensor& in, int from, Tag tag, int ranks,
+                         Comm::Where where) {
+    Operation operation{.name = name,
+                        .message = true,
+                        .wire_bytes = out.bytes() * ranks,
+                        .written = in ? 1u : 0u,
+                        .to = out ? to : -1,
+                        .from = in ? from : -1,
+                        .run = [=](Backend& peers) { return peers.exchange(out, to, in, from, tag); },
+                        .where = where};
+    if (out) operation.details += describe(out, "to", to);
+    if (in) operation.details += describe(in, "from", from);
+    for (const Tensor& x : {in, out})
+        if (x) operation.tensors.push_back(x);
+    return operation;
+}
+
 Work Comm::send(Tensor x, int to, Where where) const {
     CHECK(0 <= to && to < size() && to != rank(), "rank {} sends to {} of {}", rank(), to, size());
-    return start({.name = "send",
-                  .message = true,
-                  .details = describe(x, "to", to),
-                  .wire_bytes = x.bytes() * size(),
-                  .tensors = {x},
-                  .to = to,
-                  .run = [x, to, tag = group_->tag](Backend& peers) { return peers.exchange(x, to, {}, to, tag); },
-                  .where = where});
+    return start(message("send", x, to, {}, to, group_->tag, size(), where));
 }
 
 Work Comm::recv(Tensor x, int from, Where where) const {
     CHECK(0 <= from && from < size() && from != rank(), "rank {} receives from {} of {}", rank(), from, size());
-    return start(
-        {.name = "recv",
-         .message = true,
-         .details = describe(x, "from", from),
-         .tensors = {x},
-         .written = 1,
-         .from = from,
-         .run = [x, from, tag = group_->tag](Backend& peers) { return peers.exchange({}, from, x, from, tag); },
-         .where = where});
+    return start(message("recv", {}, from, x, from, group_->tag, size(), where));
 }
 
 Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const {
     CHECK(0 <= to && to < size() && 0 <= from && from < size(), "to {}, from {} of {}", to, from, size());
-    if (size() == 1) return copy_to(in, out);
-    return start({.name = "send_recv",
-                  .message = true,
-                  .details = describe(out, "to", to) + describe(in, "from", from),
-                  .wire_bytes = out.bytes() * size(),
-                  .tensors = {in, out},
-                  .written = 1,
-                  .to = to,
-                  .from = from,
-                  .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::user); },
-                  .where = where});
+    return size() == 1 ? copy_to(in, out) : start(message("send_recv", out, to, in, from, Tag::user, size(), where));
 }
 
 Operation Comm::shift_operation(const Tensor& out, const Tensor& in, int by, Where where) const {
     CHECK(out.dtype() == in.dtype() && out.size() == in.size() && !out.overlaps(in), "{} and {}", out.size(),
           in.size());
     const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
-    return {.name = "send_recv",
-            .message = true,
-            .details = describe(out, "shifted to", to),
-            .wire_bytes = out.bytes() * n,
-            .tensors = {in, out},
-            .written = 1,
-            .to = to,
-            .from = from,
-            .shift = true,
-            .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::ring_shift); },
-            .where = where};
+    Operation shift = message("send_recv", out, to, in, from, Tag::ring_shift, n, where);
+    shift.details = describe(out, "shifted to", to);
+    shift.shift = true;
+    return shift;
 }
 
 Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
@@ -357,12 +343,8 @@ const std::string& Comm::name() const {
 bool Comm::has_peers() const { return !group_ || group_->backend->has_peers(); }
 const char* Comm::backend() const { return group_ ? group_->backend->name() : "none"; }
 
-Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load, Where where) const {
-    return split(color_of, name, load, nullptr, where);
-}
-
-Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
-                 const std::function<void(Backend&)>& open, Where where) const {
+Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load, Where where,
+                 const std::function<void(Backend&)>& open) const {
     if (!group_) return *this;
     auto group = std::make_shared<Group>();
     group->name = name;
@@ -387,7 +369,7 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
 Comm Comm::p2p_channel(int from, int to, Where where) const {
     const auto open = [=](Backend& pair) { pair.open_channel(from < to ? 0 : 1, from < to ? 1 : 0); };
     const Comm pair =
-        split([=](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), GroupLoad::channel, open, where);
+        split([=](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), GroupLoad::channel, where, open);
     if (pair.group_) pair.group_->tag = Tag::p2p_channel;
     return pair;
 }

@@ -29,7 +29,7 @@ class CommGroup : public Group {
 GroupPtr group_of(const Comm& comm) { return std::make_shared<CommGroup>(comm); }
 
 void write_files(const Comm& world, const std::function<void()>& body) {
-    const Watchdog::Pause pause(*watchdog);
+    const auto pause = watchdog->pause();
     body();
     world.barrier().wait();
 }

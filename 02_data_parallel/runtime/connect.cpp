@@ -93,13 +93,8 @@ bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
 #if TRAIN70B_CUDA
     if (node.size == 1) return over_all_ranks(0, MPI_MAX) > 0;
-    constexpr int kLength = 64;
-    std::string local = cuda_device_id();
-    local.resize(kLength);
-    std::vector<char> all(size_t(kLength) * node.size);
-    MPI_Allgather(local.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
-    for (int i = 0; i < node.size; ++i)
-        shared = shared || (i != node.rank && local.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
+    const std::vector<std::string> all = gather_text(node.comm, cuda_device_id());
+    shared = std::count(all.begin(), all.end(), all[size_t(node.rank)]) > 1;
     if (!shared && cuda_device_count() == 1)
         say("comm: each rank sees only its own GPU, which can keep NCCL from NVLink ({})\n",
             "try srun --gpus-per-node instead of --gpus-per-task or --gpu-bind");
@@ -170,8 +165,8 @@ Comm connect(const CommOptions& options, Device device) {
     const Node node;
     watch_this_node(node);
     divide_cores(node);
-    std::optional<Watchdog::Pause> starts;  // a cold file system, or a driver that compiles, may take minutes
-    if (device == Device::cuda) starts.emplace(*watchdog);
+    std::shared_ptr<void> starts;  // a cold file system, or a driver that compiles, may take minutes
+    if (device == Device::cuda) starts = watchdog->pause();
     if (device == Device::cuda) select_gpu(node);
     if (device == Device::cpu) compare_kernels();
     const std::string name = choose_backend(options, device, node);  // waits for all ranks
@@ -186,16 +181,8 @@ Comm connect(Device device) { return connect(CommOptions(), device); }
 
 int64_t ranks_on_this_node() { return Node().size; }
 
-std::vector<std::string> gather_words(std::string local) {
-    constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
-    if (!mpi_is_started()) return {local};
-    local.resize(kWidth);
-    std::string all(size_t(world_size()) * kWidth, '\0');
-    MPI_Gather(local.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
-    std::vector<std::string> words;
-    if (this_rank != 0) return words;
-    for (size_t begin = 0; begin < all.size(); begin += kWidth) words.push_back(all.substr(begin, kWidth).c_str());
-    return words;
+std::vector<std::string> gather_words(const std::string& local) {
+    return mpi_is_started() ? gather_text(MPI_COMM_WORLD, local) : std::vector{local};
 }
 
 std::vector<std::string> hosts_of_ranks() {

@@ -1,13 +1,20 @@
 #pragma once
-// A Comm of all ranks, with the backend that suits the device.
+// From main() into MPI and out of it; a Comm of all ranks, with the backend that suits the device.
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "02_data_parallel/comm.h"
-#include "02_data_parallel/runtime/launch.h"
 
 namespace train70b {
+
+// Calls the body as run_program does, and MPI_Finalize after it if it started MPI. Under mpirun, or without it as a
+// single rank. Until MPI is started, this_rank is what the launcher says.
+int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body);
+
+// MPI_Init, once; connect() calls it. timeout: --comm-timeout, seconds that the other ranks may take. Usage error where
+// a launcher started several processes that this MPI does not connect: each would train alone, and say nothing.
+void start_mpi(double timeout);
 
 struct CommOptions {
     std::string backend = "auto";           // --comm
@@ -24,8 +31,8 @@ Comm connect(const CommOptions& options, Device device);
 Comm connect(Device device);
 
 int64_t ranks_on_this_node();
-std::vector<std::string> gather_words(std::string local);  // in rank order, on rank 0; elsewhere empty. Collective.
-std::vector<std::string> hosts_of_ranks();                 // their names
+std::vector<std::string> gather_words(const std::string& local);  // in rank order. Collective.
+std::vector<std::string> hosts_of_ranks();                        // their names
 
 // Selects this rank's GPU: those of a node take them in turn. Collective, before any allocation; connect() calls it.
 void select_gpu();

@@ -72,7 +72,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     const uint64_t record = collective_log().add("MPI_Finalize", std::source_location::current());
     collective_log().set(record, CollectiveLog::State::running);
     over_all_ranks(0, MPI_MAX);  // who does not come is named by the heartbeats, whose memory MPI_Finalize frees
-    watchdog->unwatch();
+    watchdog->watch({});
     if (exit_code != 0) watchdog->error_is_printed();
     if (mpi_is_started()) MPI_Finalize();
     watchdog.reset();
@@ -81,18 +81,13 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
 
 void together(const std::function<void()>& setup) {
     if (!mpi_is_started()) return setup();
-    const Watchdog::Pause pause(*watchdog);
+    const auto pause = watchdog->pause();
     std::string error;
     try {
         setup();
     } catch (const UsageError& e) { error = e.what(); }
-    const int ranks = world_size(), first = over_all_ranks(error.empty() ? ranks : this_rank, MPI_MIN);
-    if (first == ranks) return;
-    int length = int(error.size());
-    MPI_Bcast(&length, 1, MPI_INT, first, MPI_COMM_WORLD);
-    error.resize(size_t(length));
-    MPI_Bcast(error.data(), length, MPI_CHAR, first, MPI_COMM_WORLD);
-    throw UsageError(error);
+    for (const std::string& of_rank : gather_text(MPI_COMM_WORLD, error))
+        if (!of_rank.empty()) throw UsageError(of_rank);
 }
 
 }  // namespace train70b

@@ -33,26 +33,21 @@ void combine_bf16(void* in, void* in_out, int* count, MPI_Datatype*) {
     }
 }
 
-struct Bf16Ops {
-    MPI_Op sum, max;
-    Bf16Ops() {
-        MPI_CHECK(MPI_Op_create(combine_bf16<true>, 1, &sum));
-        MPI_CHECK(MPI_Op_create(combine_bf16<false>, 1, &max));
-    }
-};
+MPI_Op operation_of(MPI_User_function* combine) {
+    MPI_Op op = MPI_OP_NULL;
+    MPI_CHECK(MPI_Op_create(combine, 1, &op));
+    return op;
+}
 
-struct TypeAndOp {
-    MPI_Datatype type;
-    MPI_Op op;
-};
-TypeAndOp reduction(DType dtype, Reduce reduce) {
-    static const Bf16Ops bf16_ops;
+std::pair<MPI_Datatype, MPI_Op> reduction(DType dtype, Reduce reduce) {
+    static const MPI_Op bf16_sum = operation_of(combine_bf16<true>), bf16_max = operation_of(combine_bf16<false>);
     const bool is_sum = reduce == Reduce::sum;
+    const MPI_Op op = is_sum ? MPI_SUM : MPI_MAX;
     switch (dtype) {
-        case DType::f64: return {MPI_DOUBLE, is_sum ? MPI_SUM : MPI_MAX};
-        case DType::f32: return {MPI_FLOAT, is_sum ? MPI_SUM : MPI_MAX};
-        case DType::i32: return {MPI_INT32_T, is_sum ? MPI_SUM : MPI_MAX};
-        case DType::bf16: return {MPI_UINT16_T, is_sum ? bf16_ops.sum : bf16_ops.max};
+        case DType::f64: return {MPI_DOUBLE, op};
+        case DType::f32: return {MPI_FLOAT, op};
+        case DType::i32: return {MPI_INT32_T, op};
+        case DType::bf16: return {MPI_UINT16_T, is_sum ? bf16_sum : bf16_max};
         default: CHECK(false, "no reduction of {}", name_of(dtype));
     }
     return {};
@@ -220,16 +215,18 @@ std::vector<double> MpiGroup::gather(const std::vector<double>& local) const {
     return all;
 }
 
-std::vector<std::string> MpiGroup::gather_text(const std::string& local) const {
-    std::vector<int> lengths(size_), begins(size_);
+std::vector<std::string> gather_text(MPI_Comm comm, const std::string& local) {
+    int size = 0;
+    MPI_CHECK(MPI_Comm_size(comm, &size));
+    std::vector<int> lengths(size), begins(size);
     const int length = int(local.size());
-    MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
-    for (int i = 1; i < size_; ++i) begins[i] = begins[i - 1] + lengths[i - 1];
+    MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm));
+    for (int i = 1; i < size; ++i) begins[i] = begins[i - 1] + lengths[i - 1];
     std::string all(size_t(begins.back() + lengths.back()), ' ');
     MPI_CHECK(
-        MPI_Allgatherv(local.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm_));
+        MPI_Allgatherv(local.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm));
     std::vector<std::string> list;
-    for (int i = 0; i < size_; ++i) list.push_back(all.substr(begins[i], lengths[i]));
+    for (int i = 0; i < size; ++i) list.push_back(all.substr(begins[i], lengths[i]));
     return list;
 }
 

@@ -10,6 +10,8 @@
 
 namespace train70b {
 
+std::vector<std::string> gather_text(MPI_Comm comm, const std::string& local);  // of its ranks, in their order
+
 class MpiGroup {
   public:
     explicit MpiGroup(MPI_Comm comm);  // takes ownership of the communicator
@@ -31,7 +33,7 @@ class MpiGroup {
     void all_to_all(void* to, const void* from, int64_t part_bytes) const;  // must not overlap
     void barrier() const;
     std::vector<double> gather(const std::vector<double>& local) const;
-    std::vector<std::string> gather_text(const std::string& local) const;
+    std::vector<std::string> gather_text(const std::string& local) const { return train70b::gather_text(comm_, local); }
 
     static inline int64_t largest_count = int64_t(1) << 30;  // elements or bytes of one MPI call; a test lowers it
 

@@ -2,10 +2,6 @@
 
 namespace train70b {
 
-namespace {
-constexpr int kRoundTrips = 32;
-}
-
 TraceMerge::TraceMerge() : ranks_(MpiGroup::duplicate_of_world()), begin_(measure()) {}
 
 void TraceMerge::send(const void* bytes, int64_t count, int to) const {
@@ -17,6 +13,7 @@ void TraceMerge::receive(void* bytes, int64_t count, int from) const {
 }
 
 std::vector<TraceMerge::Measurement> TraceMerge::measure() const {
+    constexpr int kRoundTrips = 32;
     if (ranks_.rank() > 0) {
         for (int i = 0; i < kRoundTrips; ++i) {
             double asked = 0;

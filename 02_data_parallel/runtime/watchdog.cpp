@@ -128,9 +128,7 @@ namespace {
     end_all_ranks(1);
     std::_Exit(1);
 }
-}  // namespace
 
-namespace {
 sigset_t handled_signals() {
     sigset_t set;
     sigemptyset(&set);
@@ -166,8 +164,6 @@ void Watchdog::watch(std::vector<Beat> beats) {
     const std::lock_guard lock(mutex_);
     beats_ = std::move(beats);
 }
-
-void Watchdog::unwatch() { watch({}); }
 
 constexpr double kStopped = 1;  // seconds between two ticks of a process that was stopped; usual are 0.1
 constexpr double kKept = 5;     // for so long a rank that was stopped and runs again is still reported

@@ -77,8 +77,7 @@ class Watchdog {
         double unchanged = 0;             // seconds since the counter last changed
         double silence = 0, beating = 0;  // seconds: the last such time, kept for a while; since its end
     };
-    void watch(std::vector<Beat> beats);  // this rank's and the others'
-    void unwatch();                       // before that memory is freed
+    void watch(std::vector<Beat> beats);  // this rank's and the others'; none before that memory is freed
 
     // This rank ends with an error that has been printed. When another rank of the run ends first, mpirun terminates
     // this one; its report would only add lines to that error.
@@ -89,19 +88,14 @@ class Watchdog {
     void stop_on_signals() { stops_on_signals_ = true; }
     bool stop_requested() const { return stop_requested_; }
 
-    // While one exists no seconds are counted: some rank reads or writes files, or starts its GPU, and the others
+    // While the result exists no seconds are counted: some rank reads or writes files, or starts its GPU, and others
     // rightly wait for it, however long it takes. Then a heartbeat that stops is enough to end the run, after the
     // timeout. kLongestPause bounds what heartbeats do not show: a disk that never answers, or a rank on another node.
     static constexpr double kLongestPause = 3600;  // seconds
-    class Pause {
-      public:
-        explicit Pause(Watchdog& watchdog) : watchdog_(watchdog) { ++watchdog_.pauses_; }
-        ~Pause() { --watchdog_.pauses_; }
-        Pause(const Pause&) = delete;
-
-      private:
-        Watchdog& watchdog_;
-    };
+    [[nodiscard]] std::shared_ptr<void> pause() {
+        ++pauses_;
+        return {this, [](Watchdog* watchdog) { --watchdog->pauses_; }};
+    }
 
   private:
     void run();
@@ -117,7 +111,7 @@ class Watchdog {
     std::thread thread_, device_thread_;
 };
 
-extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (launch.h) to its end
+extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (connect.h) to its end
 
 // To stderr, in pieces of whole lines that another rank's cannot tear.
 void print_report(const std::string& text);

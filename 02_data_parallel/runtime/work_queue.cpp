@@ -129,7 +129,7 @@ CommStats Comm::take_stats() const {
             if (sums.calls == 0) continue;
             CommStats::Entry& entry = stats.operations[group->name + "." + operation];
             entry.calls += sums.calls;
-            entry.bytes += sums.wire_bytes / group->backend->size();
+            entry.bytes += sums.bytes / group->backend->size();
             entry.seconds += sums.seconds;
             sums = {};
         }

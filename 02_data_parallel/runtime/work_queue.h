@@ -80,15 +80,11 @@ struct Comm::Group {
     std::shared_ptr<Shared> shared;
     std::unique_ptr<Backend> backend;
     std::string name;
-    std::vector<int> ranks;                  // of its members in the world: what messages to people say
-    Tag tag = Tag::user;                     // of send and recv
-    int family = 0;                          // of a recording
-    uint64_t collectives = 0, messages = 0;  // calls so far; only the first is equal on all ranks
-    struct Sums {
-        int64_t calls = 0, wire_bytes = 0;
-        double seconds = 0;
-    };
-    std::map<std::string, Sums> sums;  // by operation
+    std::vector<int> ranks;                        // of its members in the world: what messages to people say
+    Tag tag = Tag::user;                           // of send and recv
+    int family = 0;                                // of a recording
+    uint64_t collectives = 0, messages = 0;        // calls so far; only the first is equal on all ranks
+    std::map<std::string, CommStats::Entry> sums;  // by operation; bytes: before the division by N
 };
 
 struct Work::State {

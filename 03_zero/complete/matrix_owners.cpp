@@ -1,17 +1,19 @@
 #include "03_zero/complete/matrix_owners.h"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <bit>
 
 namespace train70b {
 
+// The first matrix, without elements. The key is shortened: exact in a double.
+static MatrixOwners::Part first_of(const Param& param) {
+    return {param.key(0) >> 11, 0, param.matrix_rows(), param.global_shape[1], param.local.cols};
+}
+
 std::vector<MatrixOwners::Part> MatrixOwners::parts_of(const Segment& segment) {
-    const Param& param = *segment.param;
-    const Rect local = param.real();
-    Part part{.param = param.key(0) >> 11,  // exact in a double
-              .rows = param.matrix_rows(),
-              .cols = param.global_shape[1],
-              .width = local.cols};
+    const Rect local = segment.param->real();
+    Part part = first_of(*segment.param);
     const int64_t slab = part.rows * part.width, end = std::min(segment.offset + segment.grad.size(), local.size());
     std::vector<Part> list;
     for (int64_t at = segment.offset; at < end; at += part.size) {
@@ -34,19 +36,15 @@ std::vector<MatrixOwners::Holders> MatrixOwners::plan(const std::vector<std::vec
         parts.push_back({part, ranks});
         owners[part.whole()] = 0;
     }
-    struct Cost {
-        double flops;
-        int* owner;
-    };
-    std::vector<Cost> costs;
+    std::vector<std::pair<double, int*>> costs;  // FLOPs, and where the owner's number goes
     for (auto& [whole, owner] : owners)
-        costs.push_back({newton_schulz_flops(std::get<2>(whole), std::get<3>(whole)), &owner});
-    std::stable_sort(costs.begin(), costs.end(), [](const Cost& a, const Cost& b) { return a.flops > b.flops; });
+        costs.emplace_back(newton_schulz_flops(std::get<2>(whole), std::get<3>(whole)), &owner);
+    std::stable_sort(costs.begin(), costs.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     std::vector<double> load(of_ranks.size());
-    for (const Cost& cost : costs) {
+    for (const auto& [flops, owner] : costs) {
         const auto least = std::min_element(load.begin(), load.end());
-        *cost.owner = int(least - load.begin());
-        *least += cost.flops;
+        *owner = int(least - load.begin());
+        *least += flops;
     }
     for (Holders& part : parts) {
         part.owner = owners[part.part.whole()];
@@ -59,11 +57,12 @@ std::vector<MatrixOwners::Part> MatrixOwners::parts_of_others() const {
     std::vector<Part> list;
     for (const Param* param : model_.params()) {
         if (!takes_muon(*param)) continue;
-        const int64_t rows = param->matrix_rows(), width = param->local.cols;
+        const int64_t rows = param->matrix_rows();
         const int64_t first = param->local.row_begin / rows;  // of a stack, of which each rank has as many
         const int64_t count = std::min(param->matrices, std::max<int64_t>(param->local.rows / rows, 1) * ranks_.size());
         for (int64_t i = 0; i < count; ++i) {
-            Part next{param->key(0) >> 11, (first + i) % param->matrices, rows, param->global_shape[1], width};
+            Part next = first_of(*param);
+            next.matrix = (first + i) % param->matrices;
             const auto until = [&](int64_t end) {
                 next.size = end - next.begin;
                 if (next.size > 0) list.push_back(next);
@@ -79,15 +78,15 @@ std::vector<MatrixOwners::Part> MatrixOwners::parts_of_others() const {
 }
 
 void MatrixOwners::agree() {
+    using Numbers = std::array<int64_t, sizeof(Part) / sizeof(int64_t)>;  // of a Part, each exact in a double
     std::vector<double> own;
     for (const Segment& segment : segments_) {
         int64_t at = 0;
         for (const Part& part : parts_of(segment)) {
             mine_[part] = segment.grad.element_slice(at, {part.size});
             at += part.size;
-            for (const int64_t number :
-                 {int64_t(part.param), part.matrix, part.rows, part.cols, part.width, part.begin, part.size})
-                own.push_back(double(number));
+            const auto numbers = std::bit_cast<Numbers>(part);
+            own.insert(own.end(), numbers.begin(), numbers.end());
         }
     }
     std::vector<std::vector<Part>> of_ranks(size_t(ranks_.size()));
@@ -97,14 +96,13 @@ void MatrixOwners::agree() {
         parts_ = plan(of_ranks);
         return;
     }
-    constexpr size_t kNumbers = 7;
     own.resize(size_t(ranks_.max(double(own.size()))), 0);
     const std::vector<double> all = ranks_.gather(own);
-    for (size_t at = 0; at < all.size(); at += kNumbers) {
-        const auto number = [&](size_t i) { return int64_t(all[at + i]); };
-        if (number(6) > 0)
-            of_ranks[at / own.size()].push_back(
-                {uint64_t(number(0)), number(1), number(2), number(3), number(4), number(5), number(6)});
+    Numbers numbers;
+    for (size_t at = 0; at < all.size(); at += numbers.size()) {
+        std::copy_n(all.begin() + int64_t(at), numbers.size(), numbers.begin());
+        const Part part = std::bit_cast<Part>(numbers);
+        if (part.size > 0) of_ranks[at / own.size()].push_back(part);
     }
     parts_ = plan(of_ranks);
     std::map<decltype(Part().whole()), int64_t> missing;
@@ -131,29 +129,22 @@ void MatrixOwners::exchange(const std::vector<Tensor>& at_owner, bool back) {
     }
     const auto counts = [](const std::vector<std::vector<Tensor>>& of_ranks) {
         std::vector<int64_t> list;
-        for (const std::vector<Tensor>& tensors : of_ranks)
-            list.push_back(std::accumulate(tensors.begin(), tensors.end(), int64_t(0),
-                                           [](int64_t sum, const Tensor& x) { return sum + x.size(); }));
+        for (const std::vector<Tensor>& tensors : of_ranks) list.push_back(total_size(tensors));
         return list;
     };
-    const auto message = [&](const std::vector<int64_t>& sizes) {
-        return Tensor({std::accumulate(sizes.begin(), sizes.end(), int64_t(0))}, model_.options.dtype,
-                      model_.options.device, Memory::workspace);
+    const auto joined = [](const std::vector<std::vector<Tensor>>& of_ranks) {
+        std::vector<Tensor> all;
+        for (const std::vector<Tensor>& tensors : of_ranks) all.insert(all.end(), tensors.begin(), tensors.end());
+        return all;
     };
-    const auto for_each = [](std::vector<std::vector<Tensor>>& of_ranks, const Tensor& message, const auto& body) {
-        int64_t at = 0;
-        for (std::vector<Tensor>& tensors : of_ranks)
-            for (Tensor& x : tensors) {
-                Tensor in_message = message.element_slice(at, x.shape());
-                body(x, in_message);
-                at += x.size();
-            }
+    const auto message = [&](const std::vector<Tensor>& parts) {
+        return Tensor({total_size(parts)}, model_.options.dtype, model_.options.device, Memory::workspace);
     };
-    const std::vector<int64_t> sent = counts(out), received = counts(in);
+    const std::vector<Tensor> sent = joined(out), received = joined(in);
     const Tensor sending = message(sent), receiving = message(received);
-    for_each(out, sending, [](Tensor& x, Tensor& in_message) { copy(in_message, x); });
-    ranks_.all_to_all(receiving, received, sending, sent).wait();
-    for_each(in, receiving, [](Tensor& x, Tensor& in_message) { copy(x, in_message); });
+    copy_parts(sending, sent, false);
+    ranks_.all_to_all(receiving, counts(in), sending, counts(out)).wait();
+    copy_parts(receiving, received, true);
 }
 
 void MatrixOwners::orthogonalize() {

@@ -14,35 +14,27 @@
 
 namespace train70b {
 
-#if TRAIN70B_CUDA
-struct HostCopy::OnDevice {
-    CudaCopy copy;
-    Tensor to, from;  // kept alive until the copy has ended
-};
-
 HostCopy::HostCopy(Tensor to, const Tensor& from) {
-    if (to.device() != Device::cuda && from.device() != Device::cuda) {
-        copy(to, from);
+#if TRAIN70B_CUDA
+    if (to.device() == Device::cuda || from.device() == Device::cuda) {
+        const CopyKind kind = from.device() == Device::cuda ? CopyKind::to_host : CopyKind::to_device;
+        on_device_ = std::make_shared<CudaCopy>(to.raw(), from.raw(), from.bytes(), kind);
+        to_ = to, from_ = from;
         return;
     }
-    const CopyKind kind = from.device() == Device::cuda ? CopyKind::to_host : CopyKind::to_device;
-    on_device_.reset(new OnDevice{CudaCopy(to.raw(), from.raw(), from.bytes(), kind), to, from});
+#endif
+    copy(to, from);
 }
 void HostCopy::host_waits() {
-    if (on_device_) on_device_->copy.host_waits();
+#if TRAIN70B_CUDA
+    if (on_device_) on_device_->host_waits();
+#endif
 }
 void HostCopy::device_waits() {
-    if (on_device_) on_device_->copy.stream_waits();
-}
-#else
-struct HostCopy::OnDevice {};
-
-HostCopy::HostCopy(Tensor to, const Tensor& from) { copy(to, from); }
-void HostCopy::host_waits() {}
-void HostCopy::device_waits() {}
+#if TRAIN70B_CUDA
+    if (on_device_) on_device_->stream_waits();
 #endif
-HostCopy::~HostCopy() = default;
-HostCopy::HostCopy(HostCopy&&) noexcept = default;
+}
 
 Device host_of(Device device) { return device == Device::meta ? Device::meta : Device::cpu; }
 

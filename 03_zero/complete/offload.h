@@ -9,14 +9,12 @@ namespace train70b {
 class HostCopy {
   public:
     HostCopy(Tensor to, const Tensor& from);
-    ~HostCopy();
-    HostCopy(HostCopy&&) noexcept;
     void host_waits();    // returns when the copy is complete: the host may read or reuse the memory
     void device_waits();  // later work on the device sees the copy
 
   private:
-    struct OnDevice;
-    std::unique_ptr<OnDevice> on_device_;
+    std::shared_ptr<class CudaCopy> on_device_;  // null: it has been made
+    Tensor to_, from_;                           // kept alive until then
 };
 
 Device host_of(Device device);  // where offloaded shards live; meta for meta tensors

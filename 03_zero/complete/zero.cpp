@@ -113,8 +113,7 @@ void Zero::allocate_unsharded_grads(FlatParam& flat) {
 
 void Zero::make_unsharded_grads(FlatParam& flat) {
     if (flat.grads) return;
-    flat.grads = Tensor({flat.padded}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
-    fill(flat.grads, 0);
+    flat.grads = zeros({flat.padded}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
     bind_grads(flat.unit->params, flat.grads.element_slice(0, {flat.size}));
 }
 

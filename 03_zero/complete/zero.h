@@ -98,7 +98,6 @@ class Zero : public ParamStore {
     bool counts(const FlatParam& flat) const;
     double squares(Which which, int64_t shard, bool own_ranks) const;
     double all_squares(Which which, int64_t shards, bool own_ranks) const;
-    double squares_over_ep(Which which) const;
     double squares_of_rest(Which which) const;
 
     void allocate_params(FlatParam& flat, uint64_t seed);

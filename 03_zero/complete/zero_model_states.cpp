@@ -16,8 +16,7 @@ void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
     const DType dtype = model_.options.dtype;
     const Device device = model_.options.device;
     if (keeps_params()) {
-        flat.params = Tensor({flat.padded}, dtype, device, Memory::params);
-        fill(flat.params, 0);
+        flat.params = zeros({flat.padded}, dtype, device, Memory::params);
         bind_data(flat.unit->params, flat.params.element_slice(0, {flat.size}));
         for (Param* param : flat.unit->params) initialize(*param, seed, 0, param->data);
         flat.param_shard = flat.own_shard_of(flat.params);
@@ -25,8 +24,7 @@ void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
     }
     // Only this rank's shard is ever created.
     const bool on_host = options_.offload == Offload::all;
-    Tensor shard({flat.shard_size()}, dtype, device, on_host ? Memory::workspace : Memory::params);
-    fill(shard, 0);
+    Tensor shard = zeros({flat.shard_size()}, dtype, device, on_host ? Memory::workspace : Memory::params);
     for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
         Tensor part = piece.of(shard);
         initialize(*piece.param, seed, piece.in_param, part);
@@ -41,27 +39,22 @@ void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
 
 void Zero::allocate_grads(FlatParam& flat) {
     const Device device = model_.options.device;
-    const auto zeros = [&](int64_t size, Device where, Memory kind) {
-        Tensor x({size}, model_.options.grad_dtype, where, kind);
-        fill(x, 0);
-        return x;
-    };
+    const DType dtype = model_.options.grad_dtype;
     if (keeps_grads()) {
-        flat.grads = zeros(flat.padded, device, Memory::grads);
+        flat.grads = zeros({flat.padded}, dtype, device, Memory::grads);
         bind_grads(flat.unit->params, flat.grads.element_slice(0, {flat.size}));
         flat.grad_shard = flat.own_shard_of(flat.grads);
     } else if (options_.offload != Offload::all) {
-        flat.grad_shard = zeros(flat.shard_size(), device, Memory::grads);
+        flat.grad_shard = zeros({flat.shard_size()}, dtype, device, Memory::grads);
     }
-    if (offloads()) flat.host_grads = zeros(flat.shard_size(), host_of(device), Memory::host);
+    if (offloads()) flat.host_grads = zeros({flat.shard_size()}, dtype, host_of(device), Memory::host);
 }
 
 void Zero::write(Unit& unit, const std::function<void()>& body) {
     if (keeps_params()) return body();
     for (FlatParam& flat : flats_) {
         if (flat.unit != &unit) continue;
-        Tensor unsharded({flat.padded}, model_.options.dtype, model_.options.device, Memory::workspace);
-        fill(unsharded, 0);
+        Tensor unsharded = zeros({flat.padded}, model_.options.dtype, model_.options.device, Memory::workspace);
         bind_data(unit.params, unsharded.element_slice(0, {flat.size}));
         body();
         bind_data(unit.params, Tensor());

@@ -26,15 +26,16 @@ double Zero::all_squares(Which which, int64_t shards, bool own_ranks) const {
     return sum;
 }
 
-// Of this rank's units over ep, over all ranks that hold the rest: those of other tensor-parallel ranks are others, or
-// do not count.
-double Zero::squares_over_ep(Which which) const {
+double Zero::squares(Which which) const {
+    if (!edp_) return squares_of_rest(which);
+    // Of this rank's units over ep, over all ranks that hold the rest: those of other tensor-parallel ranks are others,
+    // or do not count.
     const int rank = edp_->rank();
-    if (options_.stage > 0) return ranks_.sum(squares(which, rank, true));
-    return ranks_.sum(rank == 0 ? all_squares(which, edp_->size(), true) : 0.0);
+    const double over_ep = ranks_.sum(options_.stage > 0 ? squares(which, rank, true)
+                                      : rank == 0        ? all_squares(which, edp_->size(), true)
+                                                         : 0.0);
+    return over_ep + squares_of_rest(which);
 }
-
-double Zero::squares(Which which) const { return (edp_ ? squares_over_ep(which) : 0) + squares_of_rest(which); }
 
 double Zero::squares_of_rest(Which which) const {
     if (options_.stage == 0) return all_squares(which, shards_.size(), false);

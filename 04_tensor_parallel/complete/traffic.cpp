@@ -4,12 +4,6 @@
 
 namespace train70b {
 
-namespace {
-int64_t kv_ranks(const LlamaConfig& c, int64_t tp) { return std::gcd(c.kv_heads, tp); }  // that hold different heads
-// Of k_proj and v_proj on a rank, with their biases.
-int64_t kv_elements(const LlamaConfig& c, int64_t tp) { return 2 * c.kv_width(tp) * (c.hidden + (c.qkv_bias ? 1 : 0)); }
-}  // namespace
-
 int64_t tensor_parallel_elements(const LlamaConfig& c, int64_t tp) {
     return c.layers * c.block_parameters(tp) + c.hidden + (c.tied ? 1 : 2) * ((c.vocab + tp - 1) / tp) * c.hidden;
 }
@@ -85,7 +79,7 @@ Traffic layer_traffic(const LlamaConfig& c, const TrafficShape& s) {
 }
 
 Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_batches) {
-    const int64_t n = s.rows * c.hidden * size_of(s.dtype), copies = s.tp / kv_ranks(c, s.tp);
+    const int64_t n = s.rows * c.hidden * size_of(s.dtype);
     const int64_t stats_bytes = size_of(stats_dtype(s.dtype));
     const bool sequence = s.options.sequence_parallel;
     Counter counter(s);
@@ -106,8 +100,9 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
         (sequence ? (2 * c.layers + 1) * c.hidden : 0) + (c.qk_norm ? 2 * c.layers * c.head_dim() : 0);
     if (partial > 0) counter.all_reduce(1, partial * size_of(s.grad_dtype));
     Traffic traffic = counter.traffic();
-    if (copies > 1) {
-        const int64_t bytes = c.layers * kv_elements(c, s.tp) * size_of(s.grad_dtype);
+    if (const int64_t copies = s.tp / std::gcd(c.kv_heads, s.tp); copies > 1) {             // of each key/value head
+        const int64_t of_layer = 2 * c.kv_width(s.tp) * (c.hidden + (c.qkv_bias ? 1 : 0));  // k_proj, v_proj, biases
+        const int64_t bytes = c.layers * of_layer * size_of(s.grad_dtype);
         traffic.operations["tp_kv.all_reduce"] = {1, 2 * bytes * (copies - 1) / copies};
     }
     return traffic;

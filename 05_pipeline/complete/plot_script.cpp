@@ -41,7 +41,7 @@ class TemporaryFile {
 
 }  // namespace
 
-int run_program(const std::vector<std::string>& words, std::string& said) {
+int run_child(const std::vector<std::string>& words, std::string& said) {
     const TemporaryFile errors;
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
@@ -79,7 +79,7 @@ int run_program(const std::vector<std::string>& words, std::string& said) {
 std::string python_with_matplotlib(const std::string& others) {
     std::string said;
     for (const char* python : {"python3", "/usr/bin/python3"})
-        if (run_program({python, "-c", "import matplotlib"}, said) == 0) return python;
+        if (run_child({python, "-c", "import matplotlib"}, said) == 0) return python;
     usage_error("--draw: needs matplotlib (Debian: python3-matplotlib); {} nothing", others);
 }
 
@@ -87,7 +87,7 @@ std::string draw(const std::string& python, const std::string& timelines) {
     const TemporaryFile data, picture;
     std::ofstream(data.path(), std::ios::binary) << timelines;
     std::string said;
-    const int code = run_program(
+    const int code = run_child(
         {python, repository_file("05_pipeline/complete/plot_timelines.py"), data.path(), picture.path()}, said);
     if (code != 0)
         throw std::runtime_error(

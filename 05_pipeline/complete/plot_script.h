@@ -7,7 +7,7 @@ namespace train70b {
 
 // Runs a program found in PATH, without a shell: the words are passed unchanged. Returns its exit code, 127 if there is
 // no such program; `said` becomes the last line that it wrote to stderr.
-int run_program(const std::vector<std::string>& words, std::string& said);
+int run_child(const std::vector<std::string>& words, std::string& said);
 
 // Usage error if there is none; others: "... needs", the flags that do without it.
 std::string python_with_matplotlib(const std::string& others = "--pipeline-trace FILE.json needs");

@@ -109,25 +109,13 @@ struct Moments {
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
                const AdamWStep& step, uint64_t key);
 
-class AdamW8bit : public Optimizer {
+class AdamW8bit : public AdamW {  // besides the codes a state "scale", (2, blocks)
   public:
-    AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states = Memory::optimizer);
-    static MakeOptimizer maker(const AdamW::Hyper& hyper);
-
-    void update(int64_t step, double lr, double grad_scale) override;
-    void weights_changed() override;
-    void for_each_state(const StateVisitor& visit) override;  // besides the codes: "scale", (2, blocks)
-    void states_changed() override;
+    AdamW8bit(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
+    static MakeOptimizer maker(const Hyper& hyper) { return maker_of<AdamW8bit>(hyper); }
 
   private:
-    struct State {
-        Segment segment;
-        Tensor master;
-        Moments moments;
-        BlockLayout blocks;
-    };
-    std::vector<State> states_;
-    AdamW::Hyper hyper_;
+    void update_segment(State& state, const AdamWStep& step) override;
 };
 
 // ---- 8-bit moments in checkpoints: from blocks of one layout to those of another (moments.cpp) ----

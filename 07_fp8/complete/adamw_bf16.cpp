@@ -42,36 +42,17 @@ void adamw_bf16(Tensor& param, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor
              adamw_bf16(param, exp_avg, exp_avg_sq, grad, index, step, key));
 }
 
-AdamWBf16::AdamWBf16(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states) : hyper_(hyper) {
+AdamWBf16::AdamWBf16(std::vector<Segment> segments, const Hyper& hyper, Memory states) : AdamW(hyper) {
     for (const Segment& segment : segments) {
-        const auto zeros = [&] {
-            Tensor state = Tensor::like(segment.data, states);
-            fill(state, 0);
-            return state;
-        };
-        states_.push_back({segment, zeros(), zeros()});
+        const auto moment = [&] { return zeros(segment.data.shape(), DType::bf16, segment.data.device(), states); };
+        states_.push_back({segment, {}, moment(), moment()});
     }
 }
 
-MakeOptimizer AdamWBf16::maker(const AdamW::Hyper& hyper) {
-    return [hyper](std::vector<Segment> segments, Memory states) {
-        return std::make_unique<AdamWBf16>(std::move(segments), hyper, states);
-    };
-}
-
-void AdamWBf16::update(int64_t step, double lr, double grad_scale) {
-    for (State& state : states_)
-        adamw_bf16(state.segment.data, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-                   state.segment.global_index(), hyper_.at(step, lr, grad_scale, state.segment),
-                   random_bits(state.segment.param->key(0), uint64_t(step)));
-}
-
-void AdamWBf16::for_each_state(const StateVisitor& visit) {
-    for (State& state : states_) {
-        visit(state.segment, "weight", state.segment.data);
-        visit(state.segment, "exp_avg", state.exp_avg);
-        visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
-    }
+void AdamWBf16::update_segment(State& state, const AdamWStep& step) {
+    Segment& segment = state.segment;
+    adamw_bf16(segment.data, state.exp_avg, state.exp_avg_sq, segment.grad, segment.global_index(), step,
+               random_bits(segment.param->key(0), uint64_t(step.step)));
 }
 
 }  // namespace train70b

@@ -25,23 +25,13 @@ constexpr uint16_t rounded_up_or_down(float x, uint64_t noise) {
 void adamw_bf16(Tensor& param, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad, const GlobalIndex& index,
                 const AdamWStep& step, uint64_t key);
 
-class AdamWBf16 : public Optimizer {
+class AdamWBf16 : public AdamW {
   public:
-    AdamWBf16(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states = Memory::optimizer);
-    static MakeOptimizer maker(const AdamW::Hyper& hyper);
-
-    void update(int64_t step, double lr, double grad_scale) override;
-    void weights_changed() override {}
-    void for_each_state(const StateVisitor& visit) override;
-    void states_changed() override {}
+    AdamWBf16(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
+    static MakeOptimizer maker(const Hyper& hyper) { return maker_of<AdamWBf16>(hyper); }
 
   private:
-    struct State {
-        Segment segment;
-        Tensor exp_avg, exp_avg_sq;
-    };
-    std::vector<State> states_;
-    AdamW::Hyper hyper_;
+    void update_segment(State& state, const AdamWStep& step) override;
 };
 
 }  // namespace train70b

@@ -99,11 +99,11 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
 
 Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks, int64_t data_rank) {
     Fp8 result;
-    result.tensor_ranks_ = tensor_ranks;
+    result.tensor_ranks = tensor_ranks;
     if (options.recipe == "off") return result;
     const int64_t operands = 3 * 4 * int64_t(model.blocks.size());
-    result.recipe_ = make_recipe(options, operands, model.options.device, tensor_ranks);
-    const int64_t divisor = result.recipe_->divisor();
+    result.recipe = make_recipe(options, operands, model.options.device, tensor_ranks);
+    const int64_t divisor = result.recipe->divisor();
     const bool sharded = tensor_ranks.size() > 1;
     int64_t operand = 0;
 
@@ -111,12 +111,12 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
     const auto add = [&](Linear& linear, size_t shape, bool column, bool input_stays) {
         const int64_t first = std::exchange(operand, operand + 3);
         for (const char* role : {" input", " weight", " gradient"})
-            result.recipe_->operand_names.push_back(linear.weights[0]->name + role);
+            result.recipe->operand_names.push_back(linear.weights[0]->name + role);
         CHECK(linear.weights[0]->local.cols == shapes[shape].in, "{}: {} inputs", shapes[shape].name,
               linear.weights[0]->local.cols);
         if (const std::string why = why_not_fp8(shapes[shape], rows, divisor); !why.empty()) {
-            if (std::find(result.left_out_.begin(), result.left_out_.end(), why) == result.left_out_.end())
-                result.left_out_.push_back(why);
+            if (std::find(result.left_out.begin(), result.left_out.end(), why) == result.left_out.end())
+                result.left_out.push_back(why);
             return;
         }
         // How tensor parallelism shards the three: a column-parallel layer by its outputs, a row-parallel one by its
@@ -134,10 +134,10 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
                 layer->gradient.outs.push_back(above + weight->local.row_begin + r);
             above += weight->global_shape[0];
         }
-        linear.multiply = [layer, recipe = result.recipe_](Tape& tape, const Var& x, Linear&) {
+        linear.multiply = [layer, recipe = result.recipe](Tape& tape, const Var& x, Linear&) {
             return fp8_multiply(tape, x, layer, recipe);
         };
-        result.layers_.push_back(layer);
+        result.layers.push_back(layer);
     };
     for (Block& block : model.blocks) {
         add(block.qkv, 0, true, false);

@@ -20,27 +20,18 @@
 namespace train70b {
 
 // The FP8 layers of a model. A handle; the model outlives it.
-class Fp8 {
-  public:
+struct Fp8 {
     struct Layer {
         Linear* linear = nullptr;
         Operand input, weight, gradient;
         bool input_stays = false;   // another op keeps x until this layer's backward pass, which quantizes it again
         Tensor gathered_scale_inv;  // (1): of the weights where ZeRO gathers FP8 data
     };
-    const std::vector<std::shared_ptr<Layer>>& layers() const { return layers_; }
+    std::vector<std::shared_ptr<Layer>> layers;
     // Layers that stay in the model's dtype, and why: "down: 200 inputs are not divisible by 16".
-    const std::vector<std::string>& left_out() const { return left_out_; }
-    Recipe& recipe() const { return *recipe_; }              // not with --fp8 off
-    StepState* step_state() const { return recipe_.get(); }  // null: --fp8 off
-    const Comm& tensor_ranks() const { return tensor_ranks_; }
-
-  private:
-    std::vector<std::shared_ptr<Layer>> layers_;
-    std::vector<std::string> left_out_;
-    std::shared_ptr<Recipe> recipe_;
-    Comm tensor_ranks_;
-    friend Fp8 apply_fp8(Llama&, const Fp8Options&, int64_t, const Comm&, int64_t);
+    std::vector<std::string> left_out;
+    std::shared_ptr<Recipe> recipe;  // also a step state of the trainer; null: --fp8 off
+    Comm tensor_ranks;
 };
 
 // Sets Linear::multiply of the blocks' layers; call it after tensor parallelism has narrowed them. rows: of a

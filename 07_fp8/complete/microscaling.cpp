@@ -1,6 +1,5 @@
 // Small blocks of 4 and 8 bits: MXFP8 and NVFP4, on CPUs. Blackwell's tensor cores apply such scales; here a product
 // dequantizes its operands.
-#include <cmath>
 #include <vector>
 
 #include "01_single_gpu/core/cpu.h"
@@ -128,8 +127,7 @@ QuantizedPair Nvfp4Scaling::quantize(const Operand& operand, const Tensor& x, Us
     const bool sharded = operand.rows_sharded || operand.cols_sharded;
     Tensor amax = operand.amax, amax_t = operand.amax, none;
     if (!amax) {  // one message for both
-        Tensor both({weight ? 1 : 2}, DType::f32, x.device(), Memory::workspace);
-        fill(both, 0);
+        Tensor both = zeros({weight ? 1 : 2}, DType::f32, x.device(), Memory::workspace);
         amax = both.row_slice(0, 1), amax_t = weight ? amax : both.row_slice(1, 2);
         if (pair.rowwise || weight) compute_amax(amax, none, x, Scaling::tensor);
         if (pair.columnwise && !weight) transformed_amax(amax_t, x);

@@ -27,28 +27,20 @@ std::vector<std::string> optimizer_names() {
 
 const OptimizerEntry& find_optimizer(const std::string& name) { return find_entry(optimizers(), "--optimizer", name); }
 
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
-    return find_optimizer(name).maker(hyper, std::make_shared<Orthogonalizer>());
-}
-
-double moment_bytes(const std::string& optimizer, DType dtype, double muon_share) {
-    const OptimizerEntry& entry = find_optimizer(optimizer);
+static double moment_bytes(const OptimizerEntry& entry, DType dtype, double muon_share) {
     const double moments = 2 - (entry.muon ? muon_share : 0);
     return moments * double(size_of(entry.moments(dtype))) +
            (entry.scale_block > 0 ? 8.0 / double(entry.scale_block) : 0);
 }
 
 double state_bytes(const std::string& optimizer, DType dtype, double muon_share) {
-    const double master = find_optimizer(optimizer).masters ? double(master_bytes(dtype)) : 0;
-    return master + moment_bytes(optimizer, dtype, muon_share);
-}
-
-DType weight_dtype(const OptimizerEntry& optimizer, DType dtype) {
-    return optimizer.masters ? stats_dtype(dtype) : dtype;
+    const OptimizerEntry& entry = find_optimizer(optimizer);
+    return (entry.masters ? double(master_bytes(dtype)) : 0) + moment_bytes(entry, dtype, muon_share);
 }
 
 double checkpoint_bytes(const std::string& optimizer, DType dtype, double muon_share) {
-    return double(size_of(weight_dtype(find_optimizer(optimizer), dtype))) + moment_bytes(optimizer, dtype, muon_share);
+    const OptimizerEntry& entry = find_optimizer(optimizer);
+    return double(size_of(entry.masters ? stats_dtype(dtype) : dtype)) + moment_bytes(entry, dtype, muon_share);
 }
 
 }  // namespace train70b

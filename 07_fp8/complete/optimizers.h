@@ -27,16 +27,13 @@ const std::vector<OptimizerEntry>& optimizers();
 std::vector<std::string> optimizer_names();                       // of --optimizer
 inline constexpr const char* kStochasticRounding = "adamw-bf16";  // of --stochastic-rounding on, not of --optimizer
 const OptimizerEntry& find_optimizer(const std::string& name);    // usage error for an unknown name
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);  // on one rank
 // copy: so many consecutive ranks of `world` hold the states of a pipeline stage once. Collective.
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
                                 Llama& model);
-// Bytes per parameter: of the moments and their scales; and with the master weight where there is one. muon_share:
-// the share of parameters that takes_muon().
-double moment_bytes(const std::string& optimizer, DType dtype, double muon_share);
+// Bytes per parameter: of the moments, their scales, and the master weight where there is one; of a checkpoint: of the
+// weights in the dtype in which they are updated, the moments and their scales. muon_share: the share of parameters
+// that takes_muon().
 double state_bytes(const std::string& optimizer, DType dtype, double muon_share);
-// Of a checkpoint: the weights in the dtype in which they are updated, and the moments.
-DType weight_dtype(const OptimizerEntry& optimizer, DType dtype);
 double checkpoint_bytes(const std::string& optimizer, DType dtype, double muon_share);
 
 }  // namespace train70b

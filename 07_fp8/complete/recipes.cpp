@@ -132,8 +132,6 @@ DelayedScaling::DelayedScaling(const Fp8Options& options, int64_t operands, Devi
     fill(scale_inv_, 1);
 }
 
-Tensor DelayedScaling::scale_inv_of(int64_t operand) const { return scale_inv_.element_slice(4 * operand, {1}); }
-
 QuantizedPair DelayedScaling::quantize(const Operand& operand, const Tensor& x, Usage usage, bool training,
                                        Memory kind) {
     const DType type = format(operand.role);
@@ -144,7 +142,8 @@ QuantizedPair DelayedScaling::quantize(const Operand& operand, const Tensor& x, 
     }
     QuantizedPair pair;
     const auto with_known_scale_inv = [&](int64_t rows, int64_t cols, Memory booked) {
-        return Quantized{Tensor({rows, cols}, type, x.device(), booked), scale_inv_of(operand.index), Scaling::tensor};
+        return Quantized{Tensor({rows, cols}, type, x.device(), booked),
+                         scale_inv_.element_slice(4 * operand.index, {1}), Scaling::tensor};
     };
     if (usage != Usage::columnwise) pair.rowwise = with_known_scale_inv(x.rows(), x.cols(), Memory::workspace);
     if (usage != Usage::rowwise) pair.columnwise = with_known_scale_inv(x.cols(), x.rows(), kind);

@@ -164,7 +164,6 @@ class DelayedScaling : public CurrentScaling {
         std::deque<float> amax_history;  // of the last `history` steps, the newest last; 0 before the first
         float scale_inv = 0;
     };
-    Tensor scale_inv_of(int64_t operand) const;  // (1), a view
     void upload_scales();
 
     const Fp8Options options_;

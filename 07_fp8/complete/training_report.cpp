@@ -31,10 +31,10 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
 
 void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms& layout, const ZeroOptions& zero,
                 const Precision& precision) {
-    for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
+    for (const std::string& why : composed.fp8.left_out) say("stays in {}: {}\n", p.options.dtype, why);
     say("{} of {} linear layers of the blocks in 8 bits ({}); {}; {} tensor-parallel x {} data-parallel ranks ({}), "
         "ZeRO stage {}\n",
-        composed.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
+        composed.fp8.layers.size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
         layout.tensor_ranks.size(), p.dp, p.world.backend(), zero.stage);
 }
 

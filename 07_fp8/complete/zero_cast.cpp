@@ -9,23 +9,22 @@ namespace {
 
 class Fp8Unsharder : public Unsharder {
   public:
-    explicit Fp8Unsharder(const Fp8& fp8) : fp8_(fp8), layers_(fp8.layers()), tensor_ranks_(fp8.tensor_ranks()) {
-        if (fp8.recipe().scaling(Operand::weight) != Scaling::tensor) return;
-        for (size_t i = 0; i < layers_.size(); ++i)
-            for (const Param* weight : layers_[i]->linear->weights) layer_of_[weight] = i;
+    explicit Fp8Unsharder(const Fp8& fp8) : fp8_(fp8) {
+        if (fp8.recipe->scaling(Operand::weight) != Scaling::tensor) return;
+        for (size_t i = 0; i < fp8_.layers.size(); ++i)
+            for (const Param* weight : fp8_.layers[i]->linear->weights) layer_of_[weight] = i;
     }
 
     void params_changed() override {
         std::vector<WeightOperand> weights;
-        for (const auto& layer : layers_) weights.push_back({&layer->weight, layer->linear->weight()});
-        fp8_.recipe().weights_changed(weights);
+        for (const auto& layer : fp8_.layers) weights.push_back({&layer->weight, layer->linear->weight()});
+        fp8_.recipe->weights_changed(weights);
     }
 
     // The scales of all layers take one all-reduce.
     void shards_changed(const std::vector<FlatParam>& flats, const Comm& shards) override {
         if (std::none_of(flats.begin(), flats.end(), [this](const FlatParam& flat) { return casts(flat); })) return;
-        Tensor amax({int64_t(layers_.size())}, DType::f32, flats[0].device, Memory::workspace), none;
-        fill(amax, 0);
+        Tensor amax = zeros({int64_t(fp8_.layers.size())}, DType::f32, flats[0].device, Memory::workspace), none;
         for (const FlatParam& flat : flats) {
             if (!casts(flat)) continue;
             for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
@@ -36,8 +35,12 @@ class Fp8Unsharder : public Unsharder {
             }
         }
         shards.all_reduce(amax, Reduce::max).wait();
-        if (tensor_ranks_.size() > 1) tensor_ranks_.all_reduce(amax, Reduce::max).wait();
-        set_gathered_scales(amax);
+        if (fp8_.tensor_ranks.size() > 1) fp8_.tensor_ranks.all_reduce(amax, Reduce::max).wait();
+        for (size_t i = 0; i < fp8_.layers.size(); ++i) {
+            Tensor& scale = fp8_.layers[i]->gathered_scale_inv;
+            if (!scale) scale = Tensor({1}, DType::f32, amax.device(), Memory::workspace);
+            compute_scale_inv(scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
+        }
     }
 
     // The FP8 buffer has an element for every parameter element, cast or not: offsets are those of the parameters.
@@ -53,7 +56,7 @@ class Fp8Unsharder : public Unsharder {
         for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
             if (!casts(*piece.param)) continue;
             Quantized to{piece.of(own_fp8).view({1, piece.size}),
-                         layers_[layer_of_.at(piece.param)]->gathered_scale_inv, Scaling::tensor},
+                         fp8_.layers[layer_of_.at(piece.param)]->gathered_scale_inv, Scaling::tensor},
                 no_transpose;
             Tensor no_amax;
             cast(to, no_transpose, no_amax, piece.of(flat.param_shard).view({1, piece.size}));
@@ -103,14 +106,6 @@ class Fp8Unsharder : public Unsharder {
         const auto& params = flat.unit->params;
         return flat.param_shard && std::any_of(params.begin(), params.end(), [this](Param* p) { return casts(*p); });
     }
-    // Of all layers.
-    void set_gathered_scales(const Tensor& amax) {
-        for (size_t i = 0; i < layers_.size(); ++i) {
-            Tensor& scale = layers_[i]->gathered_scale_inv;
-            if (!scale) scale = Tensor({1}, DType::f32, amax.device(), Memory::workspace);
-            compute_scale_inv(scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
-        }
-    }
     // Calls body(piece, begin) for each piece of a shard that is not cast; begin: its offset in the shard's row of
     // Rest::data. Returns their number of elements.
     int64_t for_rest(const FlatParam& flat, int64_t shard,
@@ -125,8 +120,6 @@ class Fp8Unsharder : public Unsharder {
     }
 
     const Fp8 fp8_;
-    const std::vector<std::shared_ptr<Fp8::Layer>> layers_;
-    const Comm tensor_ranks_;
     std::map<const Param*, size_t> layer_of_;  // of the weights that are cast
     std::map<const FlatParam*, Rest> rests_;
 };
@@ -134,7 +127,7 @@ class Fp8Unsharder : public Unsharder {
 }  // namespace
 
 std::unique_ptr<Unsharder> make_fp8_unsharder(const Fp8& fp8) {
-    if (fp8.layers().empty()) return nullptr;
+    if (fp8.layers.empty()) return nullptr;
     return std::make_unique<Fp8Unsharder>(fp8);
 }
 

@@ -33,7 +33,7 @@ void AfterCheckpoint::look(bool wait) {
             const std::string variable = "TRAIN70B_CHECKPOINT=" + std::filesystem::absolute(folder).string();
             std::pair<int, std::string> ended{127, ""};
             try {
-                ended.first = run_program({"env", variable, "/bin/sh", "-c", command}, ended.second);
+                ended.first = run_child({"env", variable, "/bin/sh", "-c", command}, ended.second);
             } catch (const std::runtime_error& error) { ended.second = error.what(); }
             return ended;
         });

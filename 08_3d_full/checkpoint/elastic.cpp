@@ -94,7 +94,7 @@ int64_t Elastic::first_step() {
     const json settings({layout_json(config_.mesh), hf_config(o.model, o.llama().dtype), fingerprint(trainer_.data),
                          o.seed, o.steps, o.global_batch, o.micro_batch, o.seq_len, o.lr, config_.optimizer,
                          o.weight_decay, o.beta1, o.beta2, o.eps, o.clip, o.skip_step, o.multi_token_weight});
-    const Watchdog::Pause others_start(*watchdog);
+    const auto others_start = watchdog->pause();
     next_ = ask({{"replica", options_.replica},
                  {"settings", settings.dump()},
                  {"step", steps_done_},
@@ -153,13 +153,13 @@ json Elastic::ask(const json& line) const {
 
 bool Elastic::vote() {
     const bool complete = world_.sum(peers_->failure().empty() ? 0.0 : 1.0) == 0;
-    const Watchdog::Pause others_vote(*watchdog);
+    const auto others_vote = watchdog->pause();
     next_ = ask({{"complete", complete}, {"why", peers_->failure()}});
     return next_.at("commit");
 }
 
 void Elastic::meet() {
-    const Watchdog::Pause others_heal(*watchdog);
+    const auto others_heal = watchdog->pause();
     for (connect(); !next_.at("heal").empty(); connect()) next_ = ask({{"complete", heal()}});
     const int64_t own = own_dp_->size();
     trainer_.groups.dp = std::make_shared<Coordinate>(place_of(options_.replica) * own + own_dp_->rank(),

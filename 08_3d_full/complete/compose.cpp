@@ -29,13 +29,13 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
                       .ep = group_of(ranks.ep),
                       .edp = group_of(ranks.edp)};
     trainer.batches.of_rank = context.of_rank(ranks.cp.rank());
-    if (fp8.step_state()) trainer.step_states.push_back(fp8.step_state());
+    if (fp8.recipe) trainer.step_states.push_back(fp8.recipe.get());
 }
 // end::compose[]
 
 void say_layout(const Program& p, const Composed& composed, const ParallelConfig& config) {
     say("{}", to_string(config.mesh));
-    for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
+    for (const std::string& why : composed.fp8.left_out) say("stays in {}: {}\n", p.options.dtype, why);
 }
 
 }  // namespace train70b
