@@ -139,16 +139,16 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
             head_unit = {"head", {&final_norm, &lm_head}, {}, nullptr};
         }
     }
-    if (o.mup_base == 0) return;
     // Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and
     // an output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied
     // by the ratio in the loss. Standard deviations are those of --init-std at the base width.
-    for (Block& block : blocks)
-        for (Param* param : block.unit.params) {
-            if (!param->is_matrix()) continue;
-            param->init_std *= std::sqrt(mup_ratio(c, o));
-            param->lr_scale = mup_ratio(c, o);
-        }
+    if (o.mup_base > 0)
+        for (Block& block : blocks)
+            for (Param* param : block.unit.params) {
+                if (!param->is_matrix()) continue;
+                param->init_std *= std::sqrt(mup_ratio(c, o));
+                param->lr_scale = mup_ratio(c, o);
+            }
 }
 
 Tensor buffer_tensor(const FeedForward& owner, Device device) {

@@ -67,7 +67,7 @@ void Orthogonalizer::orthogonalize() {
     }
 }
 
-// First the matrices: of those there is one moment.
+// First the matrices, of which there is one moment.
 Muon::Muon(std::vector<Segment> segments, const Hyper& hyper, std::shared_ptr<Orthogonalizer> matrices, Memory states)
     : AdamW(hyper), matrices_(std::move(matrices)) {
     const auto is_matrix = [](const Segment& segment) { return takes_muon(*segment.param); };
@@ -83,7 +83,7 @@ Muon::Muon(std::vector<Segment> segments, const Hyper& hyper, std::shared_ptr<Or
 
 void Muon::prepare(double grad_scale) {
     for (State& state : states_) {
-        if (state.exp_avg_sq) continue;
+        if (!takes_muon(*state.segment.param)) continue;
         Tensor& u = state.segment.grad;
         scale(u, (1 - kMomentum) * grad_scale);
         scale(state.exp_avg, kMomentum);
@@ -99,7 +99,7 @@ void Muon::update(int64_t step, double lr, double grad_scale) {
 }
 
 void Muon::update_segment(State& state, const AdamWStep& step) {
-    if (state.exp_avg_sq) return AdamW::update_segment(state, step);
+    if (!takes_muon(*state.segment.param)) return AdamW::update_segment(state, step);
     const Param& param = *state.segment.param;
     Tensor &u = state.segment.grad, &w = state.weight();
     scale(u, -step.lr * kUpdateRms * std::sqrt(double(std::max(param.matrix_rows(), param.global_shape[1]))));

@@ -79,11 +79,19 @@ Tensor zeros(Shape shape, DType dtype, Device device, Memory kind) {
     return x;
 }
 
-void copy_parts(const Tensor& flat, const std::vector<Tensor>& parts, bool back) {
+void copy_to_flat(const Tensor& flat, const std::vector<Tensor>& parts) {
+    int64_t begin = 0;
+    for (const Tensor& part : parts) {
+        Tensor place = flat.element_slice(begin, part.shape());
+        copy(place, part);
+        begin += part.size();
+    }
+}
+
+void copy_from_flat(const std::vector<Tensor>& parts, const Tensor& flat) {
     int64_t begin = 0;
     for (Tensor part : parts) {
-        Tensor place = flat.element_slice(begin, part.shape());
-        back ? copy(part, place) : copy(place, part);
+        copy(part, flat.element_slice(begin, part.shape()));
         begin += part.size();
     }
 }

@@ -56,8 +56,8 @@ void bind_data(const std::vector<Param*>& params, const Tensor& flat);
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
 
 Tensor zeros(Shape shape, DType dtype, Device device, Memory kind);
-// Copies the parts, one after another, to a flat tensor; or back, each from its place there.
-void copy_parts(const Tensor& flat, const std::vector<Tensor>& parts, bool back);
+void copy_to_flat(const Tensor& flat, const std::vector<Tensor>& parts);  // the parts one after another
+void copy_from_flat(const std::vector<Tensor>& parts, const Tensor& flat);
 int64_t total_size(const std::vector<Tensor>& parts);
 
 // Sum of squares of each tensor, in order; 0 for an empty one.

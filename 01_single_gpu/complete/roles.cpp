@@ -66,9 +66,9 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
             continue;
         }
         Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
-        copy_parts(message, grads[group], false);
+        copy_to_flat(message, grads[group]);
         group->sum_tensor(message);
-        copy_parts(message, grads[group], true);
+        copy_from_flat(grads[group], message);
     }
 }
 

@@ -104,11 +104,18 @@ struct Grid {
     size_t shared_bytes = 0;  // dynamic shared memory of a block
 };
 
-// An argument as the kernel's parameter: of a tensor the pointer to its data, null if it is empty.
+// A tensor that may be empty: null for the kernel then.
+struct OrNull {
+    const Tensor& tensor;
+};
+
+// An argument as the kernel's parameter: of a tensor the pointer to its data.
 template <class Parameter, class Argument>
 Parameter parameter_of(const Argument& argument) {
     if constexpr (std::is_same_v<Argument, Tensor>)
-        return argument ? argument.template data<std::remove_pointer_t<Parameter>>() : nullptr;
+        return argument.template data<std::remove_pointer_t<Parameter>>();
+    else if constexpr (std::is_same_v<Argument, OrNull>)
+        return argument.tensor ? parameter_of<Parameter>(argument.tensor) : nullptr;
     else
         return argument;
 }

@@ -18,6 +18,7 @@ int64_t size_of(DType dtype) { return kElements[size_t(dtype)].bytes; }
 const char* name_of(DType dtype) { return kElements[size_t(dtype)].name; }
 const char* name_of(Device device) {
     constexpr const char* kNames[] = {"cpu", "cuda", "meta"};  // in the order of Device
+    static_assert(std::size(kNames) == size_t(Device::meta) + 1, "one for each");
     return kNames[size_t(device)];
 }
 

@@ -35,8 +35,8 @@ void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, c
            const AdamWStep& step) {
     const AdamWFactors<float> factors(step);
     with_float(param.dtype(), grad.dtype(), [&]<class P, class G>(P, G) {
-        launch(adamw_kernel<P, G>, {blocks_for(param.size())}, param, master, exp_avg, exp_avg_sq, grad, param.size(),
-               factors);
+        launch(adamw_kernel<P, G>, {blocks_for(param.size())}, param, OrNull{master}, exp_avg, exp_avg_sq, grad,
+               param.size(), factors);
     });
 }
 

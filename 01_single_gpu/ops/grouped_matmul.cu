@@ -33,7 +33,7 @@ bool in_one_call(const Tensor& c, const Tensor& a, const Tensor& w, const std::v
     if (c.size() == 0 || a.cols() == 0 || int64_t(3 * sizeof(void*) * rows.size()) > kPointers) return false;
     for (const Tensor* x : {&c, &a, &w})  // each group's matrices, too
         if (alignment_of(*x) < 16 || x->cols() * int64_t(size_of(x->dtype())) % 16 != 0) return false;
-    const int64_t mean = blocks_for(a.rows(), int64_t(rows.size()));
+    const int64_t groups = int64_t(rows.size()), mean = (a.rows() + groups - 1) / groups;
     return int64_t(blocks_for(mean, kTile)) * blocks_for(c.cols(), kTile) < multiprocessors;
 }
 

@@ -272,7 +272,7 @@ int64_t rows_of_piece(const Tensor& logits, const Tensor& piece_grads) {
 }  // namespace
 
 void choose_experts(Tensor& chosen, const Tensor& logits, const Tensor& bias, const RouterShape& shape) {
-    launch(choose_experts_kernel, warp_per_row(logits, shape, 2), chosen, logits, bias, logits.rows(),
+    launch(choose_experts_kernel, warp_per_row(logits, shape, 2), chosen, logits, OrNull{bias}, logits.rows(),
            int(shape.experts), int(shape.top_k), shape.sigmoid, int(shape.groups), int(shape.top_groups));
 }
 
@@ -284,16 +284,16 @@ void router_weights(Tensor& weights, const Tensor& logits, const Tensor& chosen,
 void router_losses(Tensor& sums, const Tensor& logits, const Tensor& piece_grads, double z_loss,
                    const RouterShape& shape) {
     Tensor losses({logits.rows(), 2}, DType::f64, Device::cuda, Memory::workspace);
-    launch(row_losses_kernel, warp_per_row(logits, shape, 1), losses, logits, piece_grads, z_loss, logits.rows(),
-           rows_of_piece(logits, piece_grads), int(shape.experts), shape.sigmoid);
+    launch(row_losses_kernel, warp_per_row(logits, shape, 1), losses, logits, OrNull{piece_grads}, z_loss,
+           logits.rows(), rows_of_piece(logits, piece_grads), int(shape.experts), shape.sigmoid);
     launch(sum_losses_kernel, {1, 1024}, sums, losses, logits.rows());
 }
 
 void router_backward(Tensor& dlogits, const Tensor& dweights, const Tensor& logits, const Tensor& chosen,
                      const Tensor& piece_grads, double z_loss, const RouterShape& shape) {
-    launch(router_backward_kernel, warp_per_row(logits, shape, 2), dlogits, dweights, logits, chosen, piece_grads,
-           float(z_loss), logits.rows(), rows_of_piece(logits, piece_grads), int(shape.experts), int(shape.top_k),
-           shape.sigmoid, shape.normalize, float(shape.scale));
+    launch(router_backward_kernel, warp_per_row(logits, shape, 2), dlogits, dweights, logits, chosen,
+           OrNull{piece_grads}, float(z_loss), logits.rows(), rows_of_piece(logits, piece_grads), int(shape.experts),
+           int(shape.top_k), shape.sigmoid, shape.normalize, float(shape.scale));
 }
 
 void count_choices(Tensor& counts, const Tensor& chosen) {
@@ -310,7 +310,7 @@ void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tenso
 
 void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k, const Tensor& weights) {
     with_float(y.dtype(), [&]<class T>(T) {
-        launch(gather_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, x, order, weights, top_k, y.cols());
+        launch(gather_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, x, order, OrNull{weights}, top_k, y.cols());
     });
 }
 

@@ -14,7 +14,7 @@ void OuterSteps::weights_changed() {
     });
     for (Fragment& f : fragments_) {
         f.outer = Tensor({total_size(f.weights)}, f.weights[0].dtype(), f.weights[0].device(), Memory::optimizer);
-        copy_parts(f.outer, f.weights, false);
+        copy_to_flat(f.outer, f.weights);
         fill(f.velocity = Tensor::like(f.outer, Memory::optimizer), 0);
     }
 }
@@ -34,7 +34,7 @@ void OuterSteps::end_step(const Groups&, StepReport& report, bool) {
 void OuterSteps::outer_step(Fragment& f) {
     const Span span("outer_step", "phase");
     Tensor d = Tensor::like(f.outer, Memory::comm);
-    copy_parts(d, f.weights, false);
+    copy_to_flat(d, f.weights);
     scale(d, -1);
     add(d, d, f.outer);
     ranks_.all_reduce(d).wait();
@@ -44,7 +44,7 @@ void OuterSteps::outer_step(Fragment& f) {
     add(d, d, f.velocity);
     scale(d, -options_.lr);
     add(f.outer, f.outer, d);
-    copy_parts(f.outer, f.weights, true);
+    copy_from_flat(f.weights, f.outer);
     states_changed();
 }
 

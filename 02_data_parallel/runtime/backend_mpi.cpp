@@ -28,7 +28,7 @@ std::vector<int> BackendOverMpi::nodes() {
 namespace {
 
 // Pinned memory, kept for reuse when the last reference is gone: allocating it takes milliseconds.
-std::shared_ptr<void> pinned(int64_t bytes) {
+[[maybe_unused]] std::shared_ptr<void> pinned(int64_t bytes) {
     static auto& unused = *new std::multimap<int64_t, void*>();  // by size in bytes
     const auto best = unused.lower_bound(bytes);
     const auto [size, memory] =

@@ -1,8 +1,10 @@
 #include <mpi.h>
 
+#include <chrono>
 #include <thread>
 
 #include "01_single_gpu/core/environment.h"
+#include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/launcher.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "02_data_parallel/runtime/mpi_group.h"

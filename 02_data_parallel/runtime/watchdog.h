@@ -77,7 +77,7 @@ class Watchdog {
         double unchanged = 0;             // seconds since the counter last changed
         double silence = 0, beating = 0;  // seconds: the last such time, kept for a while; since its end
     };
-    void watch(std::vector<Beat> beats);  // this rank's and the others'; none before that memory is freed
+    void watch(std::vector<Beat> beats);  // this rank's and the others'; {} before that memory is freed
 
     // This rank ends with an error that has been printed. When another rank of the run ends first, mpirun terminates
     // this one; its report would only add lines to that error.

@@ -142,9 +142,9 @@ void MatrixOwners::exchange(const std::vector<Tensor>& at_owner, bool back) {
     };
     const std::vector<Tensor> sent = joined(out), received = joined(in);
     const Tensor sending = message(sent), receiving = message(received);
-    copy_parts(sending, sent, false);
+    copy_to_flat(sending, sent);
     ranks_.all_to_all(receiving, counts(in), sending, counts(out)).wait();
-    copy_parts(receiving, received, true);
+    copy_from_flat(received, receiving);
 }
 
 void MatrixOwners::orthogonalize() {

@@ -9,6 +9,7 @@ namespace train70b {
 class HostCopy {
   public:
     HostCopy(Tensor to, const Tensor& from);
+    HostCopy(HostCopy&&) = default;
     void host_waits();    // returns when the copy is complete: the host may read or reuse the memory
     void device_waits();  // later work on the device sees the copy
 

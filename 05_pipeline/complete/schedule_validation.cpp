@@ -56,12 +56,13 @@ std::vector<Action> actions(const Schedule& s, int64_t rank) {
     std::vector<Action> list;
     for (const Step& step : s.ranks[size_t(rank)]) {
         const int64_t stage = s.stage_index(rank, step.chunk), next = step.pass == forward ? 1 : -1;
-        // W neither receives nor sends.
-        const int64_t from = stage - next, to = stage + next,
-                      count = step.pass == backward_weight ? 0 : s.stage_count();
-        if (from >= 0 && from < count) list.push_back({Action::Kind::receive, step, s.rank_of(from), from});
+        const auto has_message = [&](int64_t other) {  // W neither receives nor sends
+            return step.pass != backward_weight && other >= 0 && other < s.stage_count();
+        };
+        const int64_t from = stage - next, to = stage + next;
+        if (has_message(from)) list.push_back({Action::Kind::receive, step, s.rank_of(from), from});
         list.push_back({Action::Kind::compute, step, -1, stage});
-        if (to >= 0 && to < count) list.push_back({Action::Kind::send, step, s.rank_of(to), stage});
+        if (has_message(to)) list.push_back({Action::Kind::send, step, s.rank_of(to), stage});
     }
     return list;
 }

@@ -7,7 +7,7 @@
 
 namespace train70b {
 
-// Apart from the table of optimizers, which readers of files need where nothing communicates.
+// Not in optimizers.cpp: readers of files need that table where nothing communicates.
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper, const Comm& world, int64_t copy,
                                 Llama& model) {
     const OptimizerEntry& entry = find_optimizer(name);

@@ -1,6 +1,7 @@
 #include "07_fp8/complete/training_report.h"
 
 #include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
 

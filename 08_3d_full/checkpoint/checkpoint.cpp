@@ -67,7 +67,7 @@ bool Checkpoints::after_step(const StepReport& report) {
     const bool stop = votes[0] > 0, busy = votes[1] > 0;
     step_ = report.step;
     failures_ += votes[2];  // perhaps while another rank, or the next file, was still being written
-    if (!pending_ || !busy) end_pending();  // all have written, or the commit of the one before has failed
+    if (!pending_ || !busy) end_pending();
     full_is_due_ = full_is_due_ || (options_.every > 0 && step_ % options_.every == 0);
     weights_are_due_ = weights_are_due_ || (options_.weights_every > 0 && step_ % options_.weights_every == 0);
     // While the last one is being written the next one waits; the step never does.
@@ -129,7 +129,8 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
     }
 }
 
-// All ranks have written their parts of the pending checkpoint, or one of them has failed.
+// The parts of the pending checkpoint are written, or one of them has failed; nothing may be pending: then the commit of
+// the one before may have failed.
 void Checkpoints::end_pending() {
     const double failures = std::exchange(failures_, 0);
     if (!pending_ && failures == 0) return;

@@ -24,7 +24,7 @@ class SavedStates {
             files_.emplace_back(manifest.folder + "/" + file.name);
             for (const auto& [name, tensor] : files_.back().tensors()) {
                 const auto piece = Piece::parse(name);
-                stored_[piece ? piece->state + "/" + piece->param : name].push_back(
+                stored_[piece ? piece->state + "/" + piece->param : "row of " + name].push_back(
                     {piece ? piece->rect : Rect{}, &files_.back(), &tensor});
             }
         }
@@ -150,7 +150,7 @@ void restore_rows(const SavedStates& source, StepState& state, const std::string
     for (size_t i = 0; i < rows.names.size(); ++i) {
         float* row = &rows.values[i * size_t(rows.width)];
         std::fill_n(row, rows.width, 0.0f);
-        const std::vector<SavedStates::Stored>& list = source.of(rows.kind + rows.names[i]);
+        const std::vector<SavedStates::Stored>& list = source.of("row of " + rows.kind + rows.names[i]);
         const auto is_own = [&](const SavedStates::Stored& stored) {
             return stored.file->path().ends_with("/" + own_file);
         };

@@ -28,7 +28,10 @@ int32_t Flows::add(double now, double bytes, const std::vector<FlowLoad>& loads)
     }
     double rate = std::numeric_limits<double>::infinity();
     for (const FlowLoad& load : loads) rate = std::min(rate, links_[size_t(load.link)].bytes_per_s / load.share);
-    alone(loads, 1) ? set_rate(now, id, rate) : share_links(now, loads);
+    if (alone(loads, 1))
+        set_rate(now, id, rate);
+    else
+        share_links(now, loads);
     return id;
 }
 

@@ -100,7 +100,7 @@ class CallReport {
         return all;
     }
 
-    // "tp.all_reduce #17, 4096 fp32 in F3 (04_tensor_parallel/operators.cpp:60)"
+    // "tp.all_reduce #17, 4096 fp32 in F3 (04_tensor_parallel/complete/tensor_parallel.cpp:60)"
     std::string text(const Call& call) const {
         const auto& [c, use, part, number] = listed(call);
         // A shift's peer is that of the recorded rank.

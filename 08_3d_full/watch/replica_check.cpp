@@ -90,8 +90,8 @@ std::vector<Copy> states_of(ParamStore& store) {
 }
 
 // The first difference, as ReplicaCheck::difference() has it.
-std::string compare(const Group& group, const std::vector<Copy>& copies) {
-    std::vector<double> sent = {double(this_rank)};
+std::string compare(const Group& group, int rank, const std::vector<Copy>& copies) {
+    std::vector<double> sent = {double(rank)};
     for (const Copy& copy : copies) sent.insert(sent.end(), {double(copy.identity), double(copy.checksum)});
     const std::vector<double> all = group.gather(sent);
     CHECK(all.size() == sent.size() * size_t(group.size()), "{} numbers of {} ranks", all.size(), group.size());
@@ -175,7 +175,7 @@ std::string ReplicaCheck::difference() {
     const auto add = [&](const GroupPtr& group, std::vector<Copy> copies, const auto& is_of_group) {
         std::erase_if(copies, [&](const Copy& copy) { return !is_of_group(*copy.param); });
         if (group->size() == 1 || copies.empty()) return;
-        const std::string found = compare(*group, copies);
+        const std::string found = compare(*group, world_.rank(), copies);
         if (text.empty()) text = found;
     };
     for (const bool over_ep : {false, true}) {  // which other ranks may hold than the rest

@@ -258,7 +258,8 @@ std::vector<T> Source::read_files(int64_t begin, int64_t count, bool masks) cons
     auto next = std::upper_bound(files_.begin(), files_.end(), begin,
                                  [](int64_t at, const std::unique_ptr<File>& f) { return at < f->begin + f->count; });
     while (int64_t(all.size()) < count) {
-        const File &tokens = **next++, &file = masks ? *tokens.mask : tokens;
+        const File& tokens = **next++;
+        const File& file = masks ? *tokens.mask : tokens;
         const int64_t from = begin + int64_t(all.size()) - tokens.begin;
         const int64_t number = std::min(tokens.count - from, count - int64_t(all.size()));
         if (number == 0) continue;

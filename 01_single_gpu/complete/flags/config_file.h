@@ -1,7 +1,9 @@
 #pragma once
 // The file of --config: lines NAME = VALUE in TOML, without sections. Only flags.cpp includes this.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/json.h"

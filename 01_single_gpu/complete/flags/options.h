@@ -14,6 +14,8 @@ namespace train70b {
 // The flags that say which model: a preset, and its dimensions one by one.
 class ModelFlags {
   public:
+    ModelFlags() = default;
+    ModelFlags(const ModelFlags&) = delete;       // replace_ refers to values_
     void add_to(Flags& flags);                    // under the heading "Model"; this outlives the flags
     LlamaConfig shape(const Flags& flags) const;  // after Flags::parse(); usage error for an invalid shape
     static std::vector<std::string> names();      // "--model", ...

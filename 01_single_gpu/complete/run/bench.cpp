@@ -29,6 +29,7 @@ struct Ceilings {
     double copy_bytes_per_s;     // copying a large fp32 array; bytes read plus bytes written
     double product_flops_per_s;  // a large square matrix product in the model's dtype
 };
+
 // Seconds of a call of body, the last of `warm_s` seconds of calls; between some of them, the host waits.
 double warm_seconds(Device device, double warm_s, const std::function<void()>& body) {
     constexpr int kCalls = 10;
