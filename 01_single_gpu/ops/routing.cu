@@ -316,7 +316,7 @@ void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k
 
 void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& weights) {
     with_float(y.dtype(), [&]<class T>(T) {
-        launch(sum_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, z, place, weights, place.cols(), y.cols());
+        launch(sum_slots_kernel<T>, {blocks_for(y.rows(), 1)}, y, z, place, OrNull{weights}, place.cols(), y.cols());
     });
 }
 
