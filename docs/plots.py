@@ -158,7 +158,7 @@ def sites(rows):
     figure, axis = plt.subplots(figsize=(7, 3.8))
     alone = min(numbers(rows, "step_s"))
     for rate, (colour, marker, line) in looks.items():
-        mine = [row for row in rows if row["mbit_per_s"] == rate and row["fragments"] == "1"]
+        mine = [row for row in rows if row["mbit_per_s"] == rate]
         exchange = 8 * 3_412_480 / (1e6 * float(rate))  # of two ranks each sends its 853,120 fp32 numbers once
         every = numbers(mine[1:], "outer_steps")
         axis.loglog(every, numbers(mine[1:], "step_s"), marker, color=colour, ms=7, label=f"{rate} Mbit/s")

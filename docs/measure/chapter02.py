@@ -98,25 +98,25 @@ def nodes(runs):
 
 
 def sites_at(runs, mbit):
-    """[H, fragments, seconds of a step, of the longest step], of three rounds each the least; H is 0 for gradients"""
+    """[H, seconds of a step, of the longest step], of three rounds each the least; H is 0 for gradients"""
     rows = []
     with box(2, mbit) as (mpirun, folder):
         one_each = [*mpirun[:-1], "2", "--map-by", "node", runs.programs / PROGRAM, "--steps", "20", "--tables", "off"]
-        for every, fragments in ((0, 1), (1, 1), (2, 1), (5, 1), (10, 1), (20, 1), (20, 5)):
-            flags = f"--outer-steps {every} --outer-fragments {fragments}".split() if every else ["--overlap", "off"]
+        for every in (0, 1, 2, 5, 10, 20):
+            flags = ["--outer-steps", str(every)] if every else ["--overlap", "off"]
             rounds = []
             for _ in range(3):
                 programs.output([*one_each, *flags, "--metrics", folder / "file"])
                 seconds = [step["step_s"] for step in programs.events(folder / "file", "step")]
                 rounds.append([sum(seconds) / len(seconds), max(seconds)])
-            rows.append([every, fragments, *(f"{least:.4g}" for least in map(min, zip(*rounds)))])
+            rows.append([every, *(f"{least:.4g}" for least in map(min, zip(*rounds)))])
     return rows
 
 
 def sites(runs):
     """DiLoCo on two ranks, each on a node of its own (docs/cluster/box.sh), links of 800, 80 and 20 Mbit/s each way:
     seconds of a step over 20 steps, by steps between exchanges (0: gradients in every step); the least of three"""
-    return on_links(runs, "02_sites", ["outer_steps", "fragments", "step_s", "longest_s"], sites_at, (800, 80, 20))
+    return on_links(runs, "02_sites", ["outer_steps", "step_s", "longest_s"], sites_at, (800, 80, 20))
 
 
 PRINTED = {"02_ranks": ranks, "02_forms": forms}
