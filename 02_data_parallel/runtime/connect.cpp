@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -16,6 +17,7 @@
 #include "01_single_gpu/core/environment.h"
 #include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/say.h"
+#include "01_single_gpu/ops/matmul.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 

@@ -129,8 +129,8 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
     }
 }
 
-// The parts of the pending checkpoint are written, or one of them has failed; nothing may be pending: then the commit of
-// the one before may have failed.
+// The parts of the pending checkpoint are written, or one of them has failed. Nothing may be pending: then the commit
+// of the one before may have failed.
 void Checkpoints::end_pending() {
     const double failures = std::exchange(failures_, 0);
     if (!pending_ && failures == 0) return;
