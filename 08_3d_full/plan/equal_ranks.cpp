@@ -61,8 +61,8 @@ class Refinement {
         for (const int32_t c : ranks.of) ++q.count[size_t(c)];
         for (const int64_t link : links.first) q.links.push_back(link_rates_[size_t(link)]);
 
-        // Transfers, by class of site and call: bytes of the first site of a class, and what all sites of the class load
-        // on the first link of each class.
+        // Transfers, by class of site and call: bytes of the first site of a class, and what all sites of the class
+        // load on the first link of each class.
         std::unordered_map<Hash, int32_t> transfer_at;
         const auto key = [](int32_t site_class, Hash call) { return mixed(Hash(site_class) + 1, call); };
         for (size_t c = 0; c < sites.first.size(); ++c) {
