@@ -1,14 +1,14 @@
 #pragma once
-// Shared by the CPU ops: dispatch over element types, parallel loops, and an exponential that vectorizes. The
-// counterpart of cuda.cuh.
+// Shared by the CPU ops: dispatch over element types and parallel loops. The counterpart of cuda.cuh.
+#include <omp.h>
+
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <numeric>
 #include <type_traits>
 
 #include "01_single_gpu/core/bf16.h"
-#include "01_single_gpu/core/exp_coefficients.h"
+#include "01_single_gpu/core/exponential.h"
 #include "01_single_gpu/core/tensor.h"
 
 namespace train70b::cpu {
@@ -90,54 +90,19 @@ void parallel_elements(int64_t count, Body&& body) {
 }
 
 // out_c += the sum over the rows, in their order. add(sum, row, begin, end) adds a row's columns [begin, end) to sum,
-// in C; threads share the columns.
+// in C; a thread has columns of its own, as many beside each other as it can.
 template <class C, class Add>
 void add_column_sums(Tensor& out, int64_t rows, const Add& add) {
     with_float(out.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        parallel_ranges(out.size(), 16, [&](int64_t begin, int64_t end) {
-            std::vector<C> sum(end - begin);
-            for (int64_t r = 0; r < rows; ++r) add(sum.data(), r, begin, end);
-            T* to = out.data<T>() + begin;
-            for (int64_t c = 0; c < end - begin; ++c) to[c] = T(C(to[c]) + sum[c]);
-        });
+        parallel_ranges(out.size(), std::max<int64_t>(16, out.size() / omp_get_max_threads()),
+                        [&](int64_t begin, int64_t end) {
+                            std::vector<C> sum(end - begin);
+                            for (int64_t r = 0; r < rows; ++r) add(sum.data(), r, begin, end);
+                            T* to = out.data<T>() + begin;
+                            for (int64_t c = 0; c < end - begin; ++c) to[c] = T(C(to[c]) + sum[c]);
+                        });
     });
-}
-
-// By Horner's rule, from the highest power on. Unrolled at once: a loop within a loop would not vectorize.
-template <class C, size_t N>
-C polynomial(const C (&coefficients)[N], C x) {
-    C sum = coefficients[0];
-#pragma GCC unroll 16
-    for (size_t i = 1; i < N; ++i) sum = sum * x + coefficients[i];
-    return sum;
-}
-
-// e^x to about one unit in the last place, without branches or calls, so that loops over it vectorize. Returns 0 below
-// -87.3; propagates NaN.
-inline float exp_simd(float x) {
-    const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
-    const float n = __builtin_rintf(clamped * kLog2EFloat);
-    const float r = (clamped - n * kLn2HighFloat) - n * kLn2LowFloat;
-    const float p = polynomial(kExpFloat, r) * r * r + r + 1.0f;
-    const float result = p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
-    const float low = x < -87.3f ? 0.0f : result;
-    const float high = x > 88.3f ? __builtin_inff() : low;
-    return x == x ? high : x;
-}
-
-// The same in double. Returns 0 below -708 (where results become subnormal) and infinity above 709.
-inline double exp_simd(double x) {
-    const double clamped = x < -708.0 ? -708.0 : (x > 709.0 ? 709.0 : x);
-    const double n = __builtin_rint(clamped * kLog2E);
-    const double r = (clamped - n * kLn2High) - n * kLn2Low;  // n times the high part is exact
-    const double p = polynomial(kExpDouble, r) * r * r + r + 1.0;
-    // Takes n from the low bits of 1.5 * 2^52 + n: AVX2 has no conversion from double to 64-bit integers.
-    const uint64_t exponent = std::bit_cast<uint64_t>(n + 0x1.8p52) + 1023;
-    const double result = p * std::bit_cast<double>(exponent << 52);
-    const double low = x < -708.0 ? 0.0 : result;
-    const double high = x > 709.0 ? __builtin_inf() : low;
-    return x == x ? high : x;
 }
 
 }  // namespace train70b::cpu

@@ -26,8 +26,7 @@ void latent_heads(Tensor& q, Tensor& k, Tensor& v, const Tensor& q_in, const Ten
                   const Tensor& positions, const Rope& rope) {
     with_float(q.dtype(), [&]<class T>(T) {
         const int64_t P = rope.head_dim, H = (q.cols() - kv.cols() / 2) / P, D = q.cols() / H, N = D - P;
-        parallel_rows(q.rows(), 3 * q.cols(), [&](int64_t r) {
-            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
+        rotate_rows<Wide<T>>(rope, positions, 3 * q.cols(), [&](int64_t r, const auto& rotation) {
             for (int64_t i = r * H; i < (r + 1) * H; ++i) {
                 const T *from_q = q_in.data<T>() + i * D, *from_kv = kv.data<T>() + i * 2 * N;
                 T *to_q = q.data<T>() + i * D, *to_k = k.data<T>() + i * D, *to_v = v.data<T>() + i * D;
@@ -46,8 +45,7 @@ void latent_heads_backward(Tensor& dq_in, Tensor& dkv, Tensor& dk_rope, const Te
                            const Tensor& dv, const Tensor& positions, const Rope& rope) {
     with_float(dq.dtype(), [&]<class T>(T) {
         const int64_t P = rope.head_dim, H = (dq.cols() - dkv.cols() / 2) / P, D = dq.cols() / H, N = D - P;
-        parallel_rows(dq.rows(), 3 * dq.cols(), [&](int64_t r) {
-            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
+        rotate_rows<Wide<T>>(rope, positions, 3 * dq.cols(), [&](int64_t r, const auto& rotation) {
             Wide<T> sum[kMaxHeadDim] = {};  // of the heads
             for (int64_t i = r * H; i < (r + 1) * H; ++i) {
                 const T *from_q = dq.data<T>() + i * D, *from_k = dk.data<T>() + i * D;

@@ -1,26 +1,25 @@
 #pragma once
 // The matrix products of attention's tiles, C (m, n) = A (m, k) B (k, n) or C += A B, with a block of C in registers:
 // what the BLAS literature calls a micro-kernel. A BLAS call on a tile of 64 x 64 x 16 spends much of its time packing.
-//   One step of k loads a row of B (kBlockVectors vectors) and broadcasts a column of A one number at a time; each
-//   number and each vector take one fused multiply-add. A has two strides, so that a transposed A is never copied; B
-//   and C are row-major. The caller pads the tiles: m to kBlockRows, n to kPad elements; k is exact.
+//   One step of k loads a row of B (one or two vectors) and broadcasts a column of A one number at a time; each
+//   number and each vector take one fused multiply-add. A's strides are constants, so that the addresses of its rows
+//   need no registers; B and C are row-major. The caller pads m and n; k is exact.
 // Everything here has internal linkage: see attention_tiled_kernel.cpp for the reason.
 #include <cstdint>
 #include <utility>
 
-#include "01_single_gpu/core/exp_coefficients.h"
+#include "01_single_gpu/core/exponential.h"
 
 namespace train70b::cpu {
 namespace {
 
-// Enough accumulators to hide the latency of the multiply-add, and few enough to leave registers for B: 16 of AVX-512's
-// 32 registers, 12 of AVX2's 16.
+// Enough accumulators to hide the latency of the multiply-add, and few enough to leave registers for B.
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kBlockRows = 8, kBlockVectors = 2;
+constexpr int kVectorBytes = 64, kAccumulators = 16;
 #elif defined(__AVX__)
-constexpr int kVectorBytes = 32, kBlockRows = 4, kBlockVectors = 3;
+constexpr int kVectorBytes = 32, kAccumulators = 8;
 #else
-constexpr int kVectorBytes = 16, kBlockRows = 4, kBlockVectors = 3;
+constexpr int kVectorBytes = 16, kAccumulators = 8;
 #endif
 constexpr int64_t kPad = 16;  // elements: whole vectors of float and of double, and whole blocks of rows
 
@@ -29,103 +28,116 @@ struct Simd {
     typedef C Vector __attribute__((vector_size(kVectorBytes)));
     typedef C Unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(C)), may_alias));
     static constexpr int lanes = kVectorBytes / sizeof(C);
-    static_assert(kPad % lanes == 0 && kPad % kBlockRows == 0);
+    static constexpr int two = 2 * lanes;
+    static_assert(kPad % lanes == 0 && kPad % kAccumulators == 0);
 
     static Vector load(const C* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(C* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
     static Vector all(C x) { return Vector{} + x; }
-    // op over all lanes, by halves.
-    template <int Step = lanes / 2, class Op>
-    static C reduce(Vector v, const Op& op) {
+    template <int Step = lanes / 2>
+    static C sum(Vector v) {  // by halves
         if constexpr (Step == 0)
             return v[0];
         else
-            return reduce<Step / 2>(op(v, rotate<Step>(v, std::make_integer_sequence<int, lanes>())), op);
+            return sum<Step / 2>(v + rotate<Step>(v, std::make_integer_sequence<int, lanes>()));
     }
     template <int Step, int... I>
     static Vector rotate(Vector v, std::integer_sequence<int, I...>) {
         return __builtin_shufflevector(v, v, (I + Step) % lanes...);
     }
     static Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b where a is NaN
-    static C max(Vector v) { return reduce(v, larger); }
-    static C sum(Vector v) {
-        return reduce(v, [](Vector a, Vector b) { return a + b; });
+    typedef typename Exp<C>::Bits Bits __attribute__((vector_size(kVectorBytes)));
+    static Vector exp(Vector x) {  // of x that are small enough: at most a score's distance to the largest
+        return exp_simd<Vector, C, Bits, false>(x);
+    }
+    // Of normal x > 0: a chord's guess, 0.06 off, and Halley's steps, each of which cubes the error and divides it by 12.
+    static Vector log(Vector x) {
+        const Bits mantissa = reinterpret_cast<Bits>(x) - (typename Exp<C>::Bits(Exp<C>::bias) << Exp<C>::mantissa);
+        Vector y = __builtin_convertvector(mantissa, Vector) * C(0.6931471805599453 / (int64_t{1} << Exp<C>::mantissa));
+        for (int step = 0; step < 2; ++step) {
+            const Vector e = exp(y);
+            y += C(2) * (x - e) / (x + e);
+        }
+        return y;
+    }
+    static Vector count_from(C first) {  // first, first + 1, ...
+        Vector v;
+        for (int i = 0; i < lanes; ++i) v[i] = C(i);
+        return v + first;
     }
 };
 
 template <class C>
 using Vector = typename Simd<C>::Vector;
 
-// e^x of every lane; NaN stays NaN. The polynomials of cpu.h's exp_simd, but n is rounded by adding a constant, and
-// x is not clamped: the last two lines of each replace the results that overflowed.
-inline Vector<float> exp_of(Vector<float> x) {
-    typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
-    constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
-    const Vector<float> shifted = x * kLog2EFloat + kRound, n = shifted - kRound;
-    const Vector<float> r = (x - n * kLn2HighFloat) - n * kLn2LowFloat;
-    Vector<float> p = r * kExpFloat[0] + kExpFloat[1];
-    for (int i = 2; i < 6; ++i) p = p * r + kExpFloat[i];
-    p = p * (r * r) + r + 1.0f;
-    p *= reinterpret_cast<Vector<float>>((reinterpret_cast<Ints>(shifted) + 127) << 23);
-    p = x < -87.3f ? Vector<float>{} : p;
-    return x > 88.3f ? Vector<float>{} + __builtin_inff() : p;
-}
-inline Vector<double> exp_of(Vector<double> x) {
-    typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
-    constexpr double kRound = 0x1.8p52;
-    const Vector<double> shifted = x * kLog2E + kRound, n = shifted - kRound;
-    const Vector<double> r = (x - n * kLn2High) - n * kLn2Low;
-    Vector<double> p = {};
-    for (double coefficient : kExpDouble) p = p * r + coefficient;
-    p = p * (r * r) + r + 1.0;
-    p *= reinterpret_cast<Vector<double>>((reinterpret_cast<Ints>(shifted) + 1023) << 52);
-    p = x < -708.0 ? Vector<double>{} : p;
-    return x > 709.0 ? Vector<double>{} + __builtin_inf() : p;
-}
-
 template <class C>
 struct Matrix {
     C* data;
-    int64_t row, col = 1;  // elements from one row to the next, and from one column to the next
-    C* at(int64_t r, int64_t c) const { return data + r * row + c * col; }
+    int64_t row;  // elements from one row to the next
+    C* at(int64_t r, int64_t c) const { return data + r * row + c; }
 };
 
 enum class Into { set, add };
 
-// One block of C: kBlockRows rows, N vectors.
-template <int N, class C>
-inline __attribute__((always_inline)) void multiply_block(Matrix<C> c, Matrix<const C> a, Matrix<const C> b, int64_t k,
+// One block of C: M rows, N vectors.
+template <int M, int N, int kRow, int kCol, class C>
+inline __attribute__((always_inline)) void multiply_block(Matrix<C> c, const C* a, Matrix<const C> b, int64_t k,
                                                           Into into) {
     constexpr int lanes = Simd<C>::lanes;
-    Vector<C> sum[kBlockRows][N] = {};
+    Vector<C> sum[M][N] = {};
     for (int64_t p = 0; p < k; ++p) {
         Vector<C> b_row[N];
         for (int n = 0; n < N; ++n) b_row[n] = Simd<C>::load(b.at(p, n * lanes));
-        for (int m = 0; m < kBlockRows; ++m) {
-            const C factor = *a.at(m, p);
+        for (int m = 0; m < M; ++m) {
+            const C factor = a[m * kRow + p * kCol];
             for (int n = 0; n < N; ++n) sum[m][n] += factor * b_row[n];
         }
     }
-    for (int m = 0; m < kBlockRows; ++m)
+    for (int m = 0; m < M; ++m)
         for (int n = 0; n < N; ++n) {
             C* out = c.at(m, n * lanes);
             Simd<C>::store(out, into == Into::add ? Simd<C>::load(out) + sum[m][n] : sum[m][n]);
         }
 }
 
-// C (kBlockRows, n) = or += A (kBlockRows, k) B (k, n)
-template <class C>
-void multiply_rows(Matrix<C> c, Matrix<const C> a, Matrix<const C> b, int64_t n, int64_t k, Into into) {
-    constexpr int64_t lanes = Simd<C>::lanes, wide = kBlockVectors * lanes;
-    int64_t done = 0;
-    const auto go = [&]<int N>(std::integral_constant<int, N>) {
-        multiply_block<N>({c.at(0, done), c.row}, a, {b.at(0, done), b.row}, k, into);
-        done += N * lanes;
+// C (m, n) = or += A (m, k) B (k, n). m: a multiple of a vector's lanes; n: of kPad, or of two vectors. kRow, kCol:
+// elements of A from one row to the next, and from one column to the next.
+template <int kRow, int kCol, class C>
+void multiply(Matrix<C> c, const C* a, Matrix<const C> b, int64_t m, int64_t n, int64_t k, Into into) {
+    constexpr int lanes = Simd<C>::lanes;
+    const auto columns = [&]<int N>(std::integral_constant<int, N>, int64_t done) {
+        constexpr int M = kAccumulators / N < lanes ? kAccumulators / N : lanes;
+        for (int64_t r = 0; r < m; r += M)
+            multiply_block<M, N, kRow, kCol, C>({c.at(r, done), c.row}, a + r * kRow, {b.at(0, done), b.row}, k, into);
     };
-    while (n - done >= wide) go(std::integral_constant<int, kBlockVectors>());
-    if constexpr (kBlockVectors > 2)
-        if (n - done >= 2 * lanes) go(std::integral_constant<int, 2>());
-    if (n - done >= lanes) go(std::integral_constant<int, 1>());
+    int64_t done = 0;
+    for (; n - done >= 2 * lanes; done += 2 * lanes) columns(std::integral_constant<int, 2>(), done);
+    if (n > done) columns(std::integral_constant<int, 1>(), done);
+}
+
+// to (cols, rows) = from (rows, cols) transposed; both are multiples of kPad. Blocks of as many rows as a vector has
+// lanes are zipped, first half with second half, as often as it takes.
+template <int kHalf, class V, int... I>
+V zipped(V a, V b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I % 2 * int(sizeof...(I)) + kHalf + I / 2)...);
+}
+template <class C>
+void transpose(Matrix<C> to, Matrix<const C> from, int64_t rows, int64_t cols) {
+    constexpr int lanes = Simd<C>::lanes;
+    constexpr std::make_integer_sequence<int, lanes> all;
+    for (int64_t r = 0; r < rows; r += lanes)
+        for (int64_t c = 0; c < cols; c += lanes) {
+            Vector<C> x[lanes], y[lanes];
+            for (int i = 0; i < lanes; ++i) x[i] = Simd<C>::load(from.at(r + i, c));
+            for (int step = 1; step < lanes; step *= 2) {
+                for (int i = 0; i < lanes / 2; ++i) {
+                    y[2 * i] = zipped<0>(x[i], x[i + lanes / 2], all);
+                    y[2 * i + 1] = zipped<lanes / 2>(x[i], x[i + lanes / 2], all);
+                }
+                for (int i = 0; i < lanes; ++i) x[i] = y[i];
+            }
+            for (int i = 0; i < lanes; ++i) Simd<C>::store(to.at(c + i, r), x[i]);
+        }
 }
 
 }  // namespace

@@ -28,8 +28,7 @@ void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor
     with_float(qkv.dtype(), [&]<class T>(T) {
         const int64_t q_cols = q.cols(), kv_cols = k.cols();
         const int half = rope.head_dim / 2;
-        parallel_rows(qkv.rows(), qkv.cols(), [&](int64_t r) {
-            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
+        rotate_rows<Wide<T>>(rope, positions, qkv.cols(), [&](int64_t r, const auto& rotation) {
             const T* in = qkv.data<T>() + r * (q_cols + 2 * kv_cols);
             rotate_heads(q.data<T>() + r * q_cols, in, q_cols / rope.head_dim, half, rotation, 1);
             rotate_heads(k.data<T>() + r * kv_cols, in + q_cols, kv_cols / rope.head_dim, half, rotation, 1);
@@ -43,8 +42,7 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
     with_float(dqkv.dtype(), [&]<class T>(T) {
         const int64_t q_cols = dq.cols(), kv_cols = dk.cols();
         const int half = rope.head_dim / 2;
-        parallel_rows(dqkv.rows(), dqkv.cols(), [&](int64_t r) {
-            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
+        rotate_rows<Wide<T>>(rope, positions, dqkv.cols(), [&](int64_t r, const auto& rotation) {
             T* out = dqkv.data<T>() + r * (q_cols + 2 * kv_cols);
             rotate_heads(out, dq.data<T>() + r * q_cols, q_cols / rope.head_dim, half, rotation, -1);
             rotate_heads(out + q_cols, dk.data<T>() + r * kv_cols, kv_cols / rope.head_dim, half, rotation, -1);

@@ -1,5 +1,6 @@
 #pragma once
 // RoPE's rotation at one position, on the CPU: for rope.cpp and latent_heads.cpp, which pair other numbers.
+#include <algorithm>
 #include <cmath>
 
 #include "01_single_gpu/core/cpu.h"
@@ -19,5 +20,22 @@ struct Rotation {
         }
     }
 };
+
+// Calls body(row, rotation) for every row in parallel. Where all sequences have the same positions, an angle is computed
+// once for all of them: half of the op's time.
+template <class C, class Body>
+void rotate_rows(const Rope& rope, const Tensor& positions, int64_t cols, const Body& body) {
+    const int32_t* of_row = positions.data<int32_t>();
+    const int64_t rows = positions.size();
+    if (rows == 0) return;
+    int64_t period = std::find(of_row + 1, of_row + rows, of_row[0]) - of_row;
+    if (!std::equal(of_row + period, of_row + rows, of_row)) period = rows;
+    parallel_ranges(period, 16 + 4096 / cols, [&](int64_t begin, int64_t end) {
+        std::vector<Rotation<C>> rotations;
+        for (int64_t i = begin; i < end; ++i) rotations.emplace_back(rope, of_row[i]);
+        for (int64_t sequence = 0; sequence < rows; sequence += period)
+            for (int64_t i = begin; i < std::min(end, rows - sequence); ++i) body(sequence + i, rotations[i - begin]);
+    });
+}
 
 }  // namespace train70b::cpu

@@ -1,5 +1,6 @@
 // Small blocks of 4 and 8 bits: MXFP8 and NVFP4, on CPUs. Blackwell's tensor cores apply such scales; here a product
 // dequantizes its operands.
+#include <bit>
 #include <vector>
 
 #include "01_single_gpu/core/cpu.h"

@@ -1,5 +1,6 @@
 // Where scales come from: which elements share one under block-wise scaling, and, on the CPU, the amax of each group of
 // elements and the scale of an amax.
+#include <bit>
 #include <vector>
 
 #include "01_single_gpu/core/cpu.h"
