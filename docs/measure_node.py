@@ -194,6 +194,8 @@ STEPS = {  # in order: what is measured, and how
         ceilings(n, dtype) for dtype in ("bf16", "fp32")]),
     "slice": ("four layers of 8B in bf16, four micro-batches a step: the step, every op of it", lambda n: (
         train(n, "bf16, 4 micro-batches", shape_of(n, *SLICE[:7], 4)),
+        n.device == "cuda" and train(n, "bf16, 4 micro-batches, autotuned", shape_of(n, *SLICE[:7], 4),
+                                     more=f"--matmul-autotune {n.file}.matmul"),
         ops(n, "bf16, 4 micro-batches, ops", shape_of(n, *SLICE[:7], 4)))),
     "attention": ("attention and its gradient in a layer of 8B, 8,192 and 32,768 tokens", lambda n: [
         attention(n, length) for length in (8192, 32768)]),

@@ -1,6 +1,10 @@
 // Products by hand (--matmul) against the CPU's, and a training step with each. The numbers are small integers, so that
-// every sum is exact in any order, and no element may differ.
+// every sum is exact in any order, and no element may differ. Then cuBLASLt's, by the fastest of its algorithms.
+#include <thread>
+
+#include "01_single_gpu/ops/matmul_autotune.h"
 #include "tests/cuda_ops.h"
+#include "tests/files.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -9,6 +13,7 @@ using namespace train70b::test;
 namespace {
 
 using By = Chosen<matmul_by>;
+using Autotune = Chosen<matmul_autotune>;
 
 constexpr MatmulBy kByHand[] = {MatmulBy::naive, MatmulBy::tiled, MatmulBy::registers, MatmulBy::mma};
 
@@ -18,6 +23,29 @@ Tensor integers(Shape shape, uint64_t key, DType dtype, Device device, int64_t s
     std::vector<double> numbers = randoms(skipped + count, key);
     for (double& x : numbers) x = std::floor(x * 4.5 + 0.5);
     return tensor(numbers, {skipped + count}, dtype, device).element_slice(skipped, shape);
+}
+
+// Products as in a run with this file, while cuBLASLt's n-th algorithm is the fastest: each twice, and one whose rows
+// vary, which is not timed.
+Results tuned(const std::string& file, int n) {
+    const Autotune scope(file);
+    if (kEmulated) emulated_fast_algorithm(n);
+    Results results;
+    for (DType dtype : kTypes)
+        for (float beta : {0.0f, 1.0f})
+            for (int turn = 0; turn < 2; ++turn) {
+                const Maker make{Device::cuda, dtype};
+                results.push_back(tensor(randoms(40 * 24, 3), {40, 24}, DType::f32, Device::cuda));
+                matmul_into(results.back(), make.random({40, 72}, 1), make.random({24, 72}, 2), Transpose::b, beta);
+            }
+    const Maker make{Device::cuda, DType::f32};
+    Tensor c = make.empty({41, 24});
+    matmul_into(c, make.random({41, 72}, 1), make.random({24, 72}, 2), Transpose::b, 0, Rows::vary);
+    if (kEmulated) emulated_fast_algorithm(0);
+    return results;
+}
+bool same_bits(const Results& a, const Results& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), [](auto& x, auto& y) { return test::same_bits(x, y); });
 }
 
 }  // namespace
@@ -68,7 +96,8 @@ TEST_CASE("cuda: products by hand, Y (128, 128) = X (128, 64) W^T: three of them
     EXPECT(distance(product(DType::bf16, MatmulBy::mma), values(product(DType::bf16, MatmulBy::naive))) <= 4e-3);
 }
 
-TEST_CASE("cuda: training with products by hand: the loss and every gradient of cuBLASLt's") {
+TEST_CASE(
+    "cuda: training with products by hand, or with those that --matmul-autotune times: the loss and every gradient") {
     if (!have_gpu()) return;
     const Text text;
     const auto run = [&](MatmulBy by, const std::string& dtype) {
@@ -90,6 +119,11 @@ TEST_CASE("cuda: training with products by hand: the loss and every gradient of 
             EXPECT(worst_deviation(*run(by, dtype), *run(MatmulBy::cublaslt, dtype)) <=
                    (dtype == "fp32" ? 5e-6 : 2e-2));
         }
+    const Folder folder;
+    const auto untuned = run(MatmulBy::cublaslt, "fp32");
+    const Autotune scope(folder / "file");
+    EXPECT(worst_deviation(*run(MatmulBy::cublaslt, "fp32"), *untuned) <= 5e-6);
+    EXPECT(read_text(folder / "file").find("+= ") != std::string::npos);
 }
 
 TEST_CASE("cuda: products by hand are refused where there are none: in one line that says what would work") {
@@ -100,4 +134,56 @@ TEST_CASE("cuda: products by hand are refused where there are none: in one line 
     const By scope(MatmulBy::mma);
     const Tensor x = integers({8, 8}, 1, DType::f32, Device::cuda);
     EXPECT_USAGE_ERROR(matmul(x, x), "--matmul mma: products of bf16, not fp32 (try --matmul registers)");
+}
+
+TEST_CASE("cuda: --matmul-autotune: the fastest algorithm of each product, timed once: a file gives the same bits") {
+    if (!have_gpu()) return;
+    const Folder folder;
+    const Results by_3 = tuned(folder / "3", 3), by_2 = tuned(folder / "2", 2), untuned = tuned("", 2);
+    const std::string text_3 = read_text(folder / "3"), text_2 = read_text(folder / "2");
+    EXPECT(std::count(text_3.begin(), text_3.end(), '\n') == 4);
+    for (size_t i = 0; i < by_3.size(); i += 2) EXPECT(test::same_bits(by_3[i], by_3[i + 1]));
+    expect_near("timed", DType::f32, by_3, untuned, 5e-6);
+    write_text(folder / "3 again", text_3);
+    EXPECT(same_bits(tuned(folder / "3 again", 2), by_3));
+    EXPECT(read_text(folder / "3 again") == text_3);
+    if (!kEmulated) return;
+    EXPECT(!test::same_bits(by_3[0], by_2[0]));
+    EXPECT(!test::same_bits(by_3[0], untuned[0]));
+    EXPECT(same_bits(tuned(folder / "1", 1), untuned));
+
+    // While this rank times a product, another one writes what it has found.
+    emulated_hold("cublasLtMatmul");
+    std::thread other([&] {
+        while (!std::filesystem::exists(folder / "both")) std::this_thread::yield();
+        write_text(folder / "both", text_2);
+        emulated_hold(nullptr);
+    });
+    EXPECT(same_bits(tuned(folder / "both", 3), by_2));
+    other.join();
+    const std::string both = read_text(folder / "both");
+    EXPECT(std::count(both.begin(), both.end(), '\n') == 5);
+}
+
+TEST_CASE("cuda: --matmul-autotune: a file that is malformed, of another GPU or cuBLASLt, or cannot be written") {
+    if (!have_gpu()) return;
+    const Folder folder;
+    const Results untuned = tuned("", 0);
+    tuned(folder / "right", 0);
+    const std::string right = read_text(folder / "right"), gpu = cuda_info().name;
+    const auto with = [&, name = folder / "wrong"](const std::string& text) {
+        write_text(name, text);
+        return tuned(name, 0);
+    };
+    EXPECT_USAGE_ERROR(with("x\n"), "wrong: line 1 is no product's (try a file that does not exist)");
+    EXPECT_USAGE_ERROR(with(right.substr(0, right.size() - 1)), "wrong: line 4 is no product's");
+    EXPECT_USAGE_ERROR(with(right + gpu + right.substr(gpu.size() + 1)), "wrong: line 5 is of");
+    EXPECT_USAGE_ERROR(with("Tesla T4" + right.substr(gpu.size())), "wrong: line 1 is of Tesla T4, cuBLASLt");
+    EXPECT_USAGE_ERROR(with(right.substr(0, 2) + "\n"), "(try a file that does not exist)");
+    EXPECT_USAGE_ERROR(tuned(folder / "none/file", 0), "none/file: cannot be written (No such file");
+    EXPECT_USAGE_ERROR(tuned(folder.text(), 0), "cannot be written (Is a directory");
+    std::string unknown = right;  // algorithms that cuBLASLt does not take: then its own choice
+    for (size_t end = unknown.find('\n'); end != unknown.npos; end = unknown.find('\n', end + 1))
+        unknown.replace(end - 128, 128, std::string(128, 'f'));
+    EXPECT(same_bits(with(unknown), untuned));
 }

@@ -111,6 +111,7 @@ const std::vector<Row> kTable = {
     {"01", 1, "--attention cudnn --dtype bf16 --head-dim 64 --device cpu", "--attention cudnn|--device cuda, not cpu"},
     {"01", 1, "--matmul cutlass", "--matmul|cutlass|auto|naive|tiled|registers|mma"},
     {"01", 1, "--matmul tiled --device cpu", "--matmul tiled: kernels for --device cuda, not cpu (try --matmul auto)"},
+    {"01", 1, "--matmul-autotune f --device cpu", "--matmul-autotune f: of cuBLASLt's products (try --device cuda"},
     {"01", 1, "--recompute-every 2", "--recompute-every 2|with --recompute none (try --recompute full)"},
     {"01", 1, "--recompute full --recompute-every 0", "--recompute-every|integer from 1 to 10000"},
     {"01", 1, "--recompute some", "--recompute|some|none|pointwise|selective|full"},

@@ -55,6 +55,7 @@ inline const bool kEmulated = &emulated_gpu != nullptr;
 // There, too: operations whose name begins so wait until another call; how many have been performed (runtime.cpp).
 extern "C" __attribute__((weak)) void emulated_hold(const char* name);
 extern "C" __attribute__((weak)) uint64_t emulated_performed(const char* name);
+extern "C" __attribute__((weak)) void emulated_fast_algorithm(int n);  // cublaslt.cpp
 extern "C" __attribute__((weak)) uint64_t emulated_nccl_bytes(
     int blocks);  // sent, by communicators of so many (nccl.cpp)
 inline bool in_gpu_slice(int64_t layout) { return !kEmulated || in_slice(layout); }

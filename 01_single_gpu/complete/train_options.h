@@ -79,7 +79,7 @@ struct TrainOptions {
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto", attention = "auto",
-                matmul = "auto", optimizer = "adamw";
+                matmul = "auto", optimizer = "adamw", matmul_autotune;
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     std::vector<std::string> hf_ignore;            // keys of the loaded config.json

@@ -217,15 +217,15 @@ void cuda_use_device(int device) {
 CudaInfo cuda_info() {
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, current_device()));
-    return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
+    const size_t cublas = cublasLtGetVersion();
+    return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount,
+            describe("{}.{}.{}", cublas / 10000, cublas / 100 % 100, cublas % 100)};
 }
 
 std::string cuda_versions() {
     const auto [major, minor] = cuda_compute_capability();
-    const size_t cublas = cublasLtGetVersion();
-    return describe("compute capability {}.{}, code for {}; cuBLASLt {}.{}.{}; FP8: {}", major, minor,
-                    TRAIN70B_ARCHITECTURES, cublas / 10000, cublas / 100 % 100, cublas % 100,
-                    fp8_recipes_of(major, minor));
+    return describe("compute capability {}.{}, code for {}; cuBLASLt {}; FP8: {}", major, minor, TRAIN70B_ARCHITECTURES,
+                    cuda_info().cublaslt, fp8_recipes_of(major, minor));
 }
 
 DeviceMemory cuda_memory() {

@@ -79,6 +79,7 @@ struct CudaInfo {
     std::string name;
     int64_t memory = 0;  // bytes
     int multiprocessors = 0;
+    std::string cublaslt;  // its version: "13.1.0"
 };
 CudaInfo cuda_info();
 std::string cuda_versions();  // of the code and of cuBLASLt, and which FP8 recipes the device has, in words

@@ -2,6 +2,7 @@
 // Products with cuBLASLt: what matmul.cu, grouped_matmul.cu and chapter 07's fp8_cuda.cu share. Defined in matmul.cu.
 #include <cublasLt.h>
 
+#include <array>
 #include <functional>
 #include <string>
 
@@ -31,6 +32,9 @@ struct CublasPlan {
     cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
     size_t workspace = 0;
+    // What the heuristic found, its first choice first. No vector: nvcc 13.0 fails at one of a struct without a name.
+    std::array<cublasLtMatmulHeuristicResult_t, 8> found{};
+    int count = 0;  // of them
 
     template <class Value>
     void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
@@ -39,9 +43,9 @@ struct CublasPlan {
 };
 
 // c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation. A usage error where cuBLASLt
-// has no algorithm; it ends with `advice`: what would work. rows: as if a had so many.
+// has no algorithm; it ends with `advice`: what would work. rows: as if a had so many. most: algorithms to find, up to 8.
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
-                     const std::function<void(CublasPlan&)>& set_up = {}, int64_t rows = 0);
+                     const std::function<void(CublasPlan&)>& set_up = {}, int64_t rows = 0, int most = 1);
 void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta);
 
 }  // namespace train70b::cuda

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "01_single_gpu/ops/cublas.cuh"
+#include "01_single_gpu/ops/matmul_autotune.h"
 #include "01_single_gpu/ops/matmul_own.h"
 
 namespace train70b::cuda {
@@ -59,7 +60,7 @@ uint32_t alignment_of(const Tensor& x) {
 }
 
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
-                     const std::function<void(CublasPlan&)>& set_up, int64_t rows) {
+                     const std::function<void(CublasPlan&)>& set_up, int64_t rows, int most) {
     CublasPlan plan;
     // fp32 products stay fp32 (no TF32): "right to the last digit" comes first.
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -80,21 +81,20 @@ CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpos
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(c));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(c));
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        lt().handle, plan.operation, plan.first, plan.second, plan.result, plan.result, preference, 1, &found, &count);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(lt().handle, plan.operation, plan.first, plan.second, plan.result, plan.result,
+                                       preference, most, plan.found.data(), &plan.count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) {
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || plan.count == 0) {
         const auto text = [](const Tensor& x, bool transposed) {
             return describe("{} {}{}", name_of(x.dtype()), to_string(x.shape()), transposed ? "^T" : "");
         };
         usage_error("cuBLASLt has no algorithm for the product {} = {} x {} on this GPU: {}", text(c, false),
                     text(a, transpose == Transpose::a), text(b, transpose == Transpose::b), advice);
     }
-    plan.algorithm = found.algo;
-    plan.workspace = found.workspaceSize;
+    plan.algorithm = plan.found[0].algo;
+    plan.workspace = plan.found[0].workspaceSize;
     return plan;
 }
 
@@ -106,16 +106,71 @@ void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, fl
 }
 
 namespace {
-using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
+using Key =
+    std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t, std::string>;
 auto& plans = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
 
-const CublasPlan& plan_of(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta,
-                          int64_t rows) {
-    const Key key{rows,      a.cols(),  c.cols(),        transpose,       a.dtype(),
-                  c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
+// Whether cuBLASLt takes the plan's algorithm for its product, in which case its workspace is known.
+bool takes_algorithm(CublasPlan& plan) {
+    cublasLtMatmulHeuristicResult_t checked{};
+    const bool takes = cublasLtMatmulAlgoCheck(lt().handle, plan.operation, plan.first, plan.second, plan.result,
+                                               plan.result, &plan.algorithm, &checked) == CUBLAS_STATUS_SUCCESS;
+    plan.workspace = checked.workspaceSize;
+    return takes && checked.workspaceSize <= kWorkspace;
+}
+
+// Of the algorithms that the heuristic found the fastest, by the best of five calls, timed in turn. c stays as it is.
+cublasLtMatmulAlgo_t fastest(CublasPlan plan, Tensor& c, const Tensor& a, const Tensor& b, float beta) {
+    std::vector<char> before(beta != 0 ? size_t(c.bytes()) : 0);  // on the host: a gradient can have gigabytes
+    if (beta != 0) cuda_copy(before.data(), c.raw(), c.bytes(), CopyKind::to_host);
+    std::vector<double> seconds(size_t(plan.count), HUGE_VAL);
+    for (int round = 0; round < 6; ++round)
+        for (size_t i = 0; i < seconds.size(); ++i) {
+            plan.algorithm = plan.found[i].algo;
+            plan.workspace = plan.found[i].workspaceSize;
+            CudaTimer timer;
+            run(plan, c, a, b, beta);
+            timer.stop();
+            const double taken = timer.seconds();  // waits, in the warm-up, too
+            if (round > 0) seconds[i] = std::min(seconds[i], taken);
+        }
+    if (beta != 0) cuda_copy(c.raw(), before.data(), c.bytes(), CopyKind::to_device);
+    return plan.found[size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin())].algo;
+}
+
+// Gives the plan the algorithm of its product in the file of --matmul-autotune, to which it first adds the fastest if
+// there is none.
+void tune(CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    const auto text = [](const Tensor& x, bool transposed = false) {
+        return describe("{} {} x {}{}, aligned to {}", name_of(x.dtype()), x.rows(), x.cols(), transposed ? "^T" : "",
+                        alignment_of(x));
+    };
+    const std::string product = describe("{} {} ({}) ({})", text(c), beta != 0 ? "+=" : "=",
+                                         text(a, transpose == Transpose::a), text(b, transpose == Transpose::b));
+    std::optional<AlgorithmWords> words = tuned_algorithm(product);
+    if (!words) {
+        add_tuned_algorithm(product, std::bit_cast<AlgorithmWords>(fastest(plan, c, a, b, beta)));
+        words = tuned_algorithm(product);  // another rank's, if that came first
+    }
+    CublasPlan tuned = plan;
+    tuned.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(words.value());
+    if (takes_algorithm(tuned))
+        plan = tuned;
+    else
+        warn_of_tuned_algorithm(product);
+}
+
+const CublasPlan& plan_of(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, int64_t rows,
+                          const std::string& tuned_by) {
+    const Key key{rows,      a.cols(),        c.cols(),        transpose,       a.dtype(), c.dtype(),
+                  beta != 0, alignment_of(a), alignment_of(b), alignment_of(c), tuned_by};
     auto plan = plans.find(key);
-    if (plan == plans.end())
-        plan = plans.emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16", {}, rows)).first;
+    if (plan == plans.end()) {
+        CublasPlan made =
+            make_plan(c, a, b, transpose, "try sizes that are divisible by 16", {}, rows, tuned_by.empty() ? 1 : 8);
+        if (!tuned_by.empty()) tune(made, c, a, b, transpose, beta);
+        plan = plans.emplace(key, made).first;
+    }
     return plan->second;
 }
 
@@ -128,13 +183,9 @@ int64_t rounded_up(int64_t rows) {
 // The algorithm that was chosen for the next rounded number of rows, with these rows; false where it does not take
 // them.
 bool run_rounded(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
-    CublasPlan plan = plan_of(c, a, b, transpose, beta, rounded_up(a.rows()));
+    CublasPlan plan = plan_of(c, a, b, transpose, beta, rounded_up(a.rows()), "");
     set_layouts(plan, c, a, b, transpose, a.rows());
-    cublasLtMatmulHeuristicResult_t checked{};
-    const bool fits = cublasLtMatmulAlgoCheck(lt().handle, plan.operation, plan.first, plan.second, plan.result,
-                                              plan.result, &plan.algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
-                      checked.workspaceSize <= kWorkspace;
-    plan.workspace = checked.workspaceSize;
+    const bool fits = takes_algorithm(plan);
     if (fits) run(plan, c, a, b, beta);
     for (cublasLtMatrixLayout_t made : {plan.first, plan.second, plan.result})
         CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(made));
@@ -148,7 +199,8 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     if (matmul_by != MatmulBy::cublaslt) return own_matmul(c, a, b, transpose, beta);
     const bool rounded = rows == Rows::vary && rounded_up(a.rows()) != a.rows();
     if (rounded && run_rounded(c, a, b, transpose, beta)) return;
-    run(plan_of(c, a, b, transpose, beta, a.rows()), c, a, b, beta);
+    // Where rows vary, the calls before would decide which products are timed.
+    run(plan_of(c, a, b, transpose, beta, a.rows(), rows == Rows::vary ? "" : matmul_autotune), c, a, b, beta);
 }
 
 }  // namespace train70b::cuda

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "products.h"
@@ -14,6 +18,7 @@ namespace {
 
 constexpr size_t kWorkspace = 64 << 10;    // what an algorithm uses if it may have as much
 constexpr uint64_t kMagic = 0x656d756c61;  // marks an algorithm that the heuristic returned
+constexpr int64_t kAlgorithms = 5;         // of each product: sums in one part, in two, ...
 
 struct Description {
     Operation operation;
@@ -25,14 +30,29 @@ struct Preference {
     std::array<uint32_t, 4> alignment = {256, 256, 256, 256};
 };
 
+// What a cublasLtMatmulAlgo_t holds. A process may store it, and another one restore it.
 struct Algorithm {
-    Product product;
+    uint64_t magic, kind, product, workspace;  // kind: of operation and types
+    int64_t parts, m;
     std::array<uint32_t, 4> alignment;
-    size_t workspace;
+    bool operator==(const Algorithm&) const = default;
 };
-std::mutex algorithms_mutex;
-std::vector<Algorithm> algorithms;                // a cublasLtMatmulAlgo_t holds an index
-std::vector<std::pair<size_t, Product>> checked;  // products that an algorithm takes beside its own
+std::mutex checked_mutex;
+std::vector<std::pair<Algorithm, Product>> checked;  // products that an algorithm takes beside its own
+std::atomic<int64_t> fast_parts = 0;                 // emulated_fast_algorithm
+
+uint64_t mixed(std::initializer_list<int64_t> numbers) {
+    uint64_t sum = kMagic;
+    for (int64_t each : numbers) sum = (sum ^ uint64_t(each)) * 0x9e3779b97f4a7c15u, sum ^= sum >> 29;
+    return sum;
+}
+uint64_t kind_of(const Product& p) {
+    const auto& [compute, scale, transa, transb, modes] = p.operation;
+    return mixed({compute, scale, transa, transb, modes[A], modes[B], p.x[A].type, p.x[B].type, p.x[C].type});
+}
+uint64_t number_of(const Product& p) {
+    return mixed({int64_t(kind_of(p)), p.m(), p.n(), p.k(), p.x[A].ld, p.x[B].ld, p.x[C].ld, p.x[D].ld});
+}
 
 cublasStatus_t fail(cublasStatus_t status, const std::string& why) { return refuse("cuBLASLt: " + why), status; }
 cublasStatus_t fail(cublasStatus_t status, const std::string& why, const Product& p) {
@@ -158,33 +178,31 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         if (alignment[i] < (product.x[A].fp8() ? 16 : product.x[i].element()))
             return fail(CUBLAS_STATUS_NOT_SUPPORTED, "less alignment than an element's, for FP8 16 bytes", product);
 
-    const std::lock_guard lock(algorithms_mutex);
-    *found = {};
-    found->algo = {{kMagic, algorithms.size()}};
-    found->workspaceSize = std::min<size_t>(workspace, kWorkspace);
-    algorithms.push_back({product, alignment, found->workspaceSize});
-    *count = 1;
+    for (; *count < std::min<int64_t>(wanted, kAlgorithms); ++*count, ++found) {
+        *found = {};
+        found->workspaceSize = std::min<size_t>(workspace, kWorkspace);
+        found->algo = std::bit_cast<cublasLtMatmulAlgo_t>(Algorithm{
+            kMagic, kind_of(product), number_of(product), found->workspaceSize, *count + 1, product.m(), alignment});
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
 size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 
-// Whether an algorithm takes another product, which then runs with it: here one that differs in n or k only, of eight
-// or more of each.
+// Whether an algorithm takes a product, which then runs with it: its own, and here one that differs in n or k only, of
+// eight or more of each.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* chosen, cublasLtMatmulHeuristicResult_t* result) {
     const Product product{see(operation).operation, {see(a), see(b), see(c), see(d)}};
     if (const char* why = reason_against(product)) return fail(CUBLAS_STATUS_NOT_SUPPORTED, why, product);
-    const std::lock_guard lock(algorithms_mutex);
-    if (!chosen || chosen->data[0] != kMagic || chosen->data[1] >= algorithms.size())
-        return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
-    const Algorithm& algorithm = algorithms[chosen->data[1]];
-    const Product& own = algorithm.product;
-    bool takes = product.operation == own.operation && product.m() == own.m() && product.n() >= 8 && product.k() >= 8;
-    for (size_t i = A; i <= D; ++i) takes = takes && product.x[i].type == own.x[i].type;
-    if (!takes) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const std::pair entry(size_t(chosen->data[1]), product);
+    const auto algorithm = chosen ? std::bit_cast<Algorithm>(*chosen) : Algorithm{};
+    if (algorithm.magic != kMagic) return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
+    const bool similar = kind_of(product) == algorithm.kind && product.m() == algorithm.m;
+    if (number_of(product) != algorithm.product && !(similar && product.n() >= 8 && product.k() >= 8))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    const std::lock_guard lock(checked_mutex);
+    const std::pair entry(algorithm, product);
     if (std::find(checked.begin(), checked.end(), entry) == checked.end()) checked.push_back(entry);
     *result = {};
     result->algo = *chosen;
@@ -199,13 +217,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                               size_t workspace_bytes, cudaStream_t stream) {
     const Product product{see(operation).operation, {see(a_layout), see(b_layout), see(c_layout), see(d_layout)}};
     if (const char* why = reason_against(product)) return fail(CUBLAS_STATUS_NOT_SUPPORTED, why, product);
-    std::unique_lock lock(algorithms_mutex);
-    if (!chosen || chosen->data[0] != kMagic || chosen->data[1] >= algorithms.size())
-        return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
-    const Algorithm algorithm = algorithms[chosen->data[1]];
-    const bool other = algorithm.product != product;
-    if (other &&
-        std::find(checked.begin(), checked.end(), std::pair(size_t(chosen->data[1]), product)) == checked.end())
+    std::unique_lock lock(checked_mutex);
+    const auto algorithm = chosen ? std::bit_cast<Algorithm>(*chosen) : Algorithm{};
+    if (algorithm.magic != kMagic) return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
+    if (algorithm.product != number_of(product) &&
+        std::find(checked.begin(), checked.end(), std::pair(algorithm, product)) == checked.end())
         return fail(CUBLAS_STATUS_INVALID_VALUE, "the heuristic's algorithm is for another product", product);
     lock.unlock();
     const Data data{
@@ -214,10 +230,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
         return fail(CUBLAS_STATUS_INVALID_VALUE, why, product);
     enqueue(stream, "cublasLtMatmul", [=] {
         if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);  // what it held is lost
-        multiply(product, data);
+        multiply(product, data, algorithm.parts);
+        if (const int64_t fast = fast_parts; fast > 0 && algorithm.parts != fast)
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
         return true;
     });
     return CUBLAS_STATUS_SUCCESS;
 }
+
+// For tests (support.h): from here on the heuristic's n-th algorithm, from 1, is the fastest by 2 ms. 0: none is.
+void emulated_fast_algorithm(int n) { fast_parts = n; }
 
 }  // extern "C"

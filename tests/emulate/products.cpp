@@ -114,7 +114,7 @@ std::vector<float> to_fp32(const void* data, const Layout& x) {
 
 }  // namespace
 
-void multiply(const Product& p, const Data& data) {
+void multiply(const Product& p, const Data& data, int64_t parts) {
     for (size_t i = A; i <= D; ++i)
         if ((i != C || data.beta != 0) && !on_device(data.matrix(i), p.x[i].bytes()))
             fault("cuBLAS: " + describe(data.matrix(i)));
@@ -122,7 +122,8 @@ void multiply(const Product& p, const Data& data) {
     const std::vector<float> a = to_fp32(data.in[A], p.x[A]), b = to_fp32(data.in[B], p.x[B]);
     std::vector<float> sum(size_t(m * n)), part(size_t(m * n));
     const auto [a_mode, b_mode] = p.operation.modes;
-    const int64_t step = a_mode == kTensor || a_mode == kOuter ? k : kBlock;  // terms with the same scales
+    // Terms that are added before others join them, all with the same scales.
+    const int64_t step = a_mode == kTensor || a_mode == kOuter ? (k + parts - 1) / parts : kBlock;
     for (int64_t first = 0; first < k; first += step) {
         cblas_sgemm(CblasColMajor, p.ta() ? CblasTrans : CblasNoTrans, p.tb() ? CblasTrans : CblasNoTrans, int(m),
                     int(n), int(std::min(step, k - first)), 1, a.data() + first * (p.ta() ? 1 : m), int(p.x[A].rows),

@@ -58,7 +58,7 @@ struct Data {
 const char* reason_against(const Product& product);  // why no library takes it, or nullptr
 std::string to_string(const Product& product);
 size_t scale_bytes(ScaleMode mode, int64_t rows, int64_t k);  // of rows of op(A) or columns of op(B), by k terms
-void multiply(const Product& product, const Data& data);
+void multiply(const Product& product, const Data& data, int64_t parts = 1);  // parts of each sum
 
 bool overlap(const void* p, size_t p_bytes, const void* q, size_t q_bytes);
 bool fits(const void* p, size_t bytes, uint32_t alignment);  // aligned, and within one allocation of the device

@@ -8,6 +8,7 @@
 #include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/core/say.h"
+#include "01_single_gpu/ops/matmul_autotune.h"
 
 namespace train70b {
 
@@ -168,6 +169,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         one_of(names_of(kAttention)));
     add("--matmul", o.matmul, "kernels of matrix products on a GPU; auto: cuBLASLt's, else our own (for learning)",
         one_of(names_of(kMatmul)));
+    add_output("--matmul-autotune", o.matmul_autotune,
+               "FILE: of cuBLASLt's algorithms for each product take the fastest, which FILE has or gets [default: "
+               "its heuristic's first]");
 
     group("Output");
     add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
@@ -238,6 +242,9 @@ void CommandLine::parse(int argc, char** argv) {
     const DType narrow = o.model.is_sparse() ? DType::f32 : o.llama().dtype;
     if (const std::string why = why_not_matmul(matmul_by, o.device_kind(), narrow); !why.empty())
         usage_error("--matmul {}", why);
+    if (!o.matmul_autotune.empty() && (o.device_kind() == Device::cpu || matmul_by != MatmulBy::cublaslt))
+        usage_error("--matmul-autotune {}: of cuBLASLt's products (try --device cuda --matmul auto, or no such flag)",
+                    o.matmul_autotune);
     if (o.mask_document_ends && !o.document_token)
         usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
     if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
@@ -260,6 +267,8 @@ void CommandLine::parse(int argc, char** argv) {
     }
     if (o.load_hf.empty() && given("--hf-ignore")) usage_error("--hf-ignore: needs --load-hf DIR");
     check_path_flags();
+    matmul_autotune = o.matmul_autotune;
+    if (!matmul_autotune.empty() && o.device_kind() == Device::cuda) tuned_algorithm("");  // is the file all right?
 }
 
 Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
