@@ -50,7 +50,7 @@ TEST_CASE("batches of one sequence, three ranks, evaluation") {
             o.val_fraction = 0.2;
             const EvaluatedRun one(o);
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     if (options.ulysses_size == n || options.algorithm == (n == 3 ? "hybrid" : "ulysses")) continue;
                     Context run(o, ranks, n, options);
                     run.session.run();
@@ -100,7 +100,7 @@ TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the form
     Failures failures;
     for (const int n : {2, 4, 8})
         on_first_ranks(n, [&](const Comm& ranks) {
-            for (const ContextParallelOptions& options : algorithms(n)) {
+            for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                 const SecondStep run(o, ranks, options);
                 const double T = double(o.seq_len), D = 8, layers = 2, batch = 2;
                 double all = 0;
@@ -139,7 +139,7 @@ TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and 
                 o.recompute = recompute;
                 for (const int n : {2, 4, 8})
                     on_first_ranks(n, [&](const Comm& ranks) {
-                        for (const ContextParallelOptions& options : algorithms(n)) {
+                        for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                             const SecondStep run(o, ranks, options);
                             INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, " ", std::string(dtype), " ",
                                  std::string(recompute), ": ", run.sent.ring, " ", run.formula.ring, ", ",
@@ -172,7 +172,7 @@ TEST_CASE("windows: the ring makes only those shifts that some query needs, forw
             if (!in_half(window + n)) continue;
             o.model.window = window;
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     const SecondStep run(o, ranks, options);
                     INFO(options_text(options), ", cp ", n, ", window ", window, ": ", run.sent.ring, " ",
                          run.formula.ring);
@@ -212,7 +212,7 @@ TEST_CASE(
         whole = world().max(whole);
         for (const int n : {2, 4, 8})
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     const SecondStep run(o, ranks, options);
                     const double activations = double(run.peak[int(Memory::activations)]);
                     INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, ", recompute ",
@@ -279,7 +279,7 @@ TEST_CASE("a fake world of 64 and a dry run: finite, and the activations of a re
     TrainOptions o = shape(text, 2, 4);
     o.steps = 2;
     const Comm fake = make_comm(make_fake_backend(3, 8), {});
-    for (const ContextParallelOptions& options : algorithms(8)) {
+    for (const ContextParallelOptions& options : algorithms_in_turn(8)) {
         Context run(o, fake, 8, options);
         run.session.run();
         for (const double x : run.session.history()) EXPECT((std::isfinite(x) && x > 0.01));
