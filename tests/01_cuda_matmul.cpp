@@ -12,7 +12,7 @@ using namespace train70b::test;
 
 namespace {
 
-using By = Chosen<matmul_by>;
+using Kernel = Chosen<matmul_by>;
 using Autotune = Chosen<matmul_autotune>;
 
 constexpr MatmulBy kByHand[] = {MatmulBy::naive, MatmulBy::tiled, MatmulBy::registers, MatmulBy::mma};
@@ -68,7 +68,7 @@ TEST_CASE("cuda: products by hand, in every orientation and of any shape, accumu
                         INFO("by hand " << int(by) << ", transpose " << int(t) << ", beta " << beta << ", "
                                         << ops(std::string(name_of(dtype)), {m, n, k}));
                         const auto product = [&](Device device, MatmulBy kernels) {
-                            const By scope(kernels);
+                            const Kernel scope(kernels);
                             const Tensor a =
                                 integers(t == Transpose::a ? Shape{k, m} : Shape{m, k}, 1, dtype, device, skipped_a);
                             const Tensor b =
@@ -86,7 +86,7 @@ TEST_CASE("cuda: products by hand, in every orientation and of any shape, accumu
 TEST_CASE("cuda: products by hand, Y (128, 128) = X (128, 64) W^T: three of them sum in the same order") {
     if (!have_gpu()) return;
     const auto product = [&](DType dtype, MatmulBy kernels) {
-        const By scope(kernels);
+        const Kernel scope(kernels);
         const Maker make{Device::cuda, dtype};
         return matmul(make.random({128, 64}, 1), make.random({128, 64}, 2), Transpose::b);
     };
@@ -106,7 +106,7 @@ TEST_CASE(
         o.dtype = dtype;
         o.steps = 1;
         if (kSmall) o.model.layers = 1;
-        const By scope(by);
+        const Kernel scope(by);
         auto session = std::make_unique<Session>(o);
         session->run();
         return session;
@@ -131,7 +131,7 @@ TEST_CASE("cuda: products by hand are refused where there are none: in one line 
     EXPECT(why_not_matmul(MatmulBy::naive, Device::cpu, DType::f32) ==
            "naive: kernels for --device cuda, not cpu (try --matmul auto)");
     if (!have_gpu()) return;
-    const By scope(MatmulBy::mma);
+    const Kernel scope(MatmulBy::mma);
     const Tensor x = integers({8, 8}, 1, DType::f32, Device::cuda);
     EXPECT_USAGE_ERROR(matmul(x, x), "--matmul mma: products of bf16, not fp32 (try --matmul registers)");
 }

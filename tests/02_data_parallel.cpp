@@ -35,15 +35,6 @@ struct Parallel {
     }
 };
 
-// Whether all ranks hold the same bits.
-bool same_weights(const Comm& comm, Session& session) {
-    const std::vector<double> mine = session.weights();
-    Tensor first({int64_t(mine.size())}, DType::f64, Device::cpu);
-    std::copy(mine.begin(), mine.end(), first.data<double>());
-    comm.broadcast(first, 0).wait();
-    return std::equal(mine.begin(), mine.end(), first.data<double>());
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -71,7 +62,7 @@ TEST_CASE(
                             const Farthest deviation = deviation_on_rank_0(run.session, one);
                             near = deviation <= parity.bound;
                             if (!near) fmt::print(stderr, "rank {}: {}\n", world().rank(), deviation);
-                            same = same_weights(comm, run.session);
+                            same = same_everywhere(comm, run.session.weights());
                             const int64_t G = run.data_parallel->gradient_bytes(), N = ranks;
                             const CommStats::Entry& entry = run.first_step["dp.all_reduce"];
                             booked =
@@ -184,7 +175,7 @@ TEST_CASE("bf16 gradients: half the bytes, and a run that follows the one-rank r
         EXPECT_EVERYWHERE(run.data_parallel->gradient_bytes() == 2 * elements);
         EXPECT_EVERYWHERE(run.first_step["dp.all_reduce"].bytes == 4 * elements * (N - 1) / N);
         EXPECT_EVERYWHERE(deviation_on_rank_0(run.session, one) <= 3e-2);
-        EXPECT_EVERYWHERE(same_weights(world(), run.session));
+        EXPECT_EVERYWHERE(same_everywhere(world(), run.session.weights()));
     }
     world().use("library");
 }
@@ -218,7 +209,7 @@ TEST_CASE("tied embeddings: the matrix is reduced once, after its second use; on
                 const Farthest deviation = deviation_on_rank_0(run.session, one);
                 INFO(o.dtype, ", buckets of ", bucket_mb, ", accumulation ", accumulation, ": ", deviation);
                 EXPECT_EVERYWHERE(deviation <= parity.bound);
-                EXPECT_EVERYWHERE(same_weights(world(), run.session));
+                EXPECT_EVERYWHERE(same_everywhere(world(), run.session.weights()));
                 const int64_t G = run.data_parallel->gradient_bytes(), N = world().size();
                 EXPECT_EVERYWHERE(G == size_of(o.llama().grad_dtype) * o.model.parameters());
                 EXPECT_EVERYWHERE(run.first_step["dp.all_reduce"].bytes == 2 * G * (N - 1) / N);

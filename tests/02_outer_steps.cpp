@@ -1,6 +1,4 @@
-// DiLoCo: N ranks against N replicas one after another, against plain data parallelism and one rank where they must be
-// equal, and the bytes that the formula says.
-#include "02_data_parallel/complete/data_parallel.h"
+// DiLoCo: N ranks against N replicas one after another, and the bytes that the formula says.
 #include "02_data_parallel/complete/outer_run.h"
 #include "tests/parallel.h"
 
@@ -15,10 +13,9 @@ struct Outer {
     std::vector<std::map<std::string, CommStats::Entry>> sent;  // in each step
     Session session;
 
-    Outer(TrainOptions o, const Comm& comm, const OuterOptions& outer, const MakeOptimizer& make = {})
+    Outer(TrainOptions o, const Comm& comm, const OuterOptions& outer)
         : session(divided(o, comm.size()), [&](Session& s) {
-              store = std::make_unique<OuterSteps>(s.model, comm, outer, o.steps,
-                                                   make ? make : AdamW::maker(s.options.adamw()));
+              store = std::make_unique<OuterSteps>(s.model, comm, outer, o.steps, AdamW::maker(s.options.adamw()));
               use_store(s.trainer, *store, comm);
               s.trainer.step_states.push_back(store.get());
               s.on_step = [&, comm](const StepReport&) { sent.push_back(comm.take_stats().operations); };
@@ -31,13 +28,6 @@ struct Outer {
         return o;
     }
 };
-
-bool same_everywhere(const Comm& comm, const std::vector<double>& mine) {
-    Tensor first({int64_t(mine.size())}, DType::f64, Device::cpu);
-    std::copy(mine.begin(), mine.end(), first.data<double>());
-    comm.broadcast(first, 0).wait();
-    return std::equal(mine.begin(), mine.end(), first.data<double>());
-}
 
 // A rank of N in this process alone: it trains on its part of the batches, by the mean over them.
 struct Replica : RunControl {
@@ -103,38 +93,24 @@ TrainOptions in_fp64(const Text& text, int64_t steps) {
     return o;
 }
 
-// An optimizer that is linear in the gradient.
-struct Sgd : Optimizer {
-    std::vector<Segment> segments;
-    explicit Sgd(std::vector<Segment> segments) : segments(std::move(segments)) {}
-    void update(int64_t, double lr, double) override {
-        for (Segment& segment : segments)
-            for (int64_t i = 0; i < segment.data.size(); ++i)
-                segment.data.data<double>()[i] -= lr * segment.grad.data<double>()[i];
-    }
-    void weights_changed() override {}
-    void for_each_state(const StateVisitor& visit) override {
-        for (Segment& segment : segments) visit(segment, "weight", segment.data);
-    }
-    void states_changed() override {}
-    static std::unique_ptr<Optimizer> make(std::vector<Segment> segments, Memory) {
-        return std::make_unique<Sgd>(std::move(segments));
-    }
-};
-
 }  // namespace
 
 TEST_CASE("outer steps: 2 and 3 ranks are as many replicas in plain loops, H of 1, 2 and 5, in fragments, to 1e-12") {
     const Text text;
     const TrainOptions o = in_fp64(text, 8);  // with H = 5 the last outer step is early
-    for (const auto& [ranks, H, P] : std::vector<std::tuple<int, int64_t, int64_t>>{
-             {2, 1, 1}, {3, 2, 1}, {2, 5, 1}, {3, 5, 1}, {2, 2, 2}, {3, 4, 2}, {2, 3, 3}}) {
+    struct Case {
+        int ranks;
+        int64_t H, P;
+        double lr = 0.7, momentum = 0.9;
+    };
+    for (const Case& c : std::vector<Case>{
+             {2, 1, 1}, {2, 1, 1, 1, 0}, {3, 2, 1}, {2, 5, 1}, {3, 5, 1}, {2, 2, 2}, {3, 4, 2}, {2, 3, 3}}) {
         Reference reference;
-        only_on_rank_0([&, ranks = ranks, H = H, P = P] { reference = in_plain_loops(o, ranks, H, P, 0.7, 0.9); });
+        only_on_rank_0([&] { reference = in_plain_loops(o, c.ranks, c.H, c.P, c.lr, c.momentum); });
         Failures failures;
-        on_first_ranks(ranks, [&, H = H, P = P](const Comm& all) {
+        on_first_ranks(c.ranks, [&](const Comm& all) {
             const Comm comm = all.split([](int) { return 0; }, "dp");
-            Outer run(o, comm, {.every = H, .fragments = P});
+            Outer run(o, comm, {.every = c.H, .fragments = c.P, .lr = c.lr, .momentum = c.momentum});
             const std::vector<double> weights = run.session.weights();
             failures.expect(same_everywhere(comm, weights), "the ranks' weights differ after the last step");
             if (comm.rank() > 0) return;
@@ -149,51 +125,8 @@ TEST_CASE("outer steps: 2 and 3 ranks are as many replicas in plain loops, H of 
             where << worst;
             failures.expect(worst <= 1e-12, where.str());
         });
-        INFO(ranks, " ranks, H ", H, ", ", P, " fragments");
+        INFO(c.ranks, " ranks, H ", c.H, ", ", c.P, " fragments, momentum ", c.momentum);
         EXPECT_NONE(failures);
-    }
-}
-
-TEST_CASE(
-    "outer steps, lr 1, no momentum: ranks with equal samples are one rank; with H 1, by SGD, plain data "
-    "parallelism") {
-    Text text;
-    TrainOptions o = in_fp64(text, 7);
-    const auto one_of = [](const Session& run, const std::unique_ptr<Session>& one) {
-        Farthest worst;
-        if (!one) return worst;
-        for (size_t i = 0; i < one->reports.size(); ++i) {
-            worst.add(std::abs(run.reports[i].loss / one->reports[i].loss - 1), fmt::format("loss of step {}", i + 1));
-            worst.add(std::abs(run.reports[i].grad_norm / one->reports[i].grad_norm - 1), "norm");
-        }
-        return worst;
-    };
-    o.clip = 0;
-    const Comm comm = world().split([](int) { return 0; }, "dp");
-    o.global_batch = comm.size() * 2;
-    std::unique_ptr<DataParallel> plain;
-    Session all_reduced(Outer::divided(o, comm.size()), [&](Session& s) {
-        plain = std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{}, Sgd::make);
-        use_store(s.trainer, *plain, comm);
-    });
-    all_reduced.run();
-    Outer averaged(o, comm, {.every = 1, .lr = 1, .momentum = 0}, Sgd::make);
-    for (size_t i = 0; i < 7; ++i)
-        EXPECT_EVERYWHERE(std::abs(averaged.session.reports[i].loss / all_reduced.reports[i].loss - 1) <= 1e-10);
-    EXPECT_EVERYWHERE(distance(averaged.session.weights(), all_reduced.weights()) <= 1e-10);
-
-    o.clip = 1;                     // the gradient's norm is above it: the ranks clip as one does
-    std::ofstream file(text.path);  // the text repeats after seq_len tokens, so all samples are equal
-    for (int i = 0; i < 200; ++i) file << "0123456789abc";
-    file.close();
-    const auto one = run_on_one_rank(o);
-    for (const int64_t H : {1, 3}) {
-        Outer run(o, comm, {.every = H, .lr = 1, .momentum = 0});
-        const Farthest worst = one_of(run.session, one);
-        INFO("H ", H, ": ", worst);
-        EXPECT_EVERYWHERE(worst <= 1e-10);
-        const double apart = one ? distance(run.session.weights(), one->weights()) : 0;
-        EXPECT_EVERYWHERE(apart <= 1e-10);
     }
 }
 

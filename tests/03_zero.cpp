@@ -314,80 +314,6 @@ TEST_CASE("hybrid shard: reduce-scatter inside the group, all-reduce of the shar
     }
 }
 
-TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank holds more than a shard") {
-    const Text text;
-    TrainOptions o = padded(text, 16);
-    o.val_fraction = 0.3;
-    EvaluatedRun one(o);
-    Sharded run(o, world(), {.stage = 3});
-    EXPECT_EVERYWHERE(one.evaluates_like(run.session));
-    EXPECT_EVERYWHERE(run.zero->most_unsharded() == 2);
-    // What is written through the store is what full() returns.
-    const std::vector<double> weights =
-        world().sum(one.session ? one.session->weights() : std::vector<double>(size_t(o.model.parameters())));
-    int64_t begin = 0;
-    for (Unit* unit : run.session.model.units())
-        run.zero->write(*unit, [&] {
-            for (Param* param : unit->params) {
-                std::copy_n(weights.begin() + begin, param->data.size(), param->data.data<float>());
-                begin += param->data.size();
-            }
-        });
-    begin = 0;
-    Failures failures;
-    for (Param* param : run.session.model.params()) {
-        const Tensor x = run.session.trainer.full(*param, Which::data);
-        EXPECT_EVERYWHERE(bool(x) == (world().rank() == 0));
-        if (x)
-            failures.expect(std::equal(x.data<float>(), x.data<float>() + x.size(), weights.begin() + begin),
-                            param->name);
-        begin += param->local.size();
-    }
-    EXPECT_NONE(failures);
-}
-
-TEST_CASE(
-    "weights and states of step 2 in another run of the same layout: its steps 3 and 4 are the same, bit for bit") {
-    const Text text;
-    TrainOptions o = padded(text, 16);
-    o.dtype = "bf16";  // master weights are among the states
-    for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0},
-                                                               {.stage = 1},
-                                                               {.stage = 2, .offload = Offload::optimizer},
-                                                               {.stage = 3},
-                                                               {.stage = 3, .hybrid_shard = 2},
-                                                               {.stage = 3, .offload = Offload::all}}) {
-        INFO(describe_options(options));
-        Sharded all(o, world(), options);
-        TrainOptions two = o;
-        two.steps = 2;                // the learning rate is constant after the warmup of 2
-        ZeroOptions other = options;  // through host memory, and on from files
-        if (other.offload == Offload::optimizer) other.offload = Offload::nvme;
-        Sharded first(two, world(), options), second(two, world(), other);
-        std::vector<std::vector<double>> states;
-        first.zero->for_each_state(
-            [&](const Segment&, const char*, Tensor& state) { states.push_back(values(state)); });
-        // The second run's own weights and states are spoiled, to see that all of them are written.
-        for (Unit* unit : second.session.model.units())
-            second.zero->write(*unit, [&] {
-                for (Param* param : unit->params) fill(param->data, 77);
-            });
-        second.zero->for_each_state([&](const Segment&, const char*, Tensor& state) { fill(state, 77); });
-
-        size_t next = 0;
-        second.zero->for_each_state([&](const Segment&, const char*, Tensor& state) {
-            copy(state, tensor(states[next++], state.shape(), DType::f64));
-        });
-        second.zero->states_changed();
-        for (const int64_t step : {3, 4}) second.session.trainer.step(step);
-        for (size_t i = 2; i < 4; ++i) {
-            EXPECT_EVERYWHERE(second.session.reports[i].loss == all.session.reports[i].loss);
-            EXPECT_EVERYWHERE(second.session.reports[i].grad_norm == all.session.reports[i].grad_norm);
-        }
-        EXPECT_EVERYWHERE(gathered(second.session, Which::data) == all.weights);
-    }
-}
-
 TEST_CASE("--offload nvme: all states lie in files without a name, which vanish; no folder or no room: usage error") {
     const Text text;
     const Folder folder;
@@ -435,20 +361,4 @@ TEST_CASE("--offload nvme: all states lie in files without a name, which vanish;
     options.offload_dir = "/dev/shm";
     if (platform::is_in_memory("/dev/shm"))
         EXPECT_USAGE_ERROR(check_zero(options, large, 4, 4), "--offload-dir /dev/shm: is in memory itself");
-}
-
-TEST_CASE("a fake world of 1024: one rank's shards and a finite loss") {
-    const Text text;
-    TrainOptions o = padded(text, 1024);
-    o.micro_batch = 1;
-    o.steps = 2;
-    const Comm fake = make_comm(make_fake_backend(5, 1024), {});
-    for (int stage = 1; stage <= 3; ++stage) {
-        Sharded run(o, fake, {.stage = stage});
-        for (const double x : run.session.history()) EXPECT(std::isfinite(x));
-        const int64_t shard = run.zero->padded_elements() / 1024;
-        const MemoryBytes memory = run.session.reports.back().memory;
-        EXPECT(memory[int(Memory::grads)] == 4 * (stage >= 2 ? shard : shard * 1024));
-        EXPECT(memory[int(Memory::params)] == 4 * (stage == 3 ? shard : shard * 1024));
-    }
 }

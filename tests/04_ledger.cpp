@@ -121,10 +121,16 @@ TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: n
 }
 
 TEST_CASE(
-    "the ledger: what is sharded is sharded exactly; activations by the formula, with sequence parallelism by tp") {
+    "the ledger and the wire: what is sharded is sharded exactly, activations by the formula, with sequence "
+    "parallelism "
+    "by tp; the collectives of a block and of a step in number and in bytes") {
     const Text text;
     int64_t run_number = 0;
-    for (TrainOptions o : variants(text)) {
+    std::vector<TrainOptions> all_variants = variants(text);
+    all_variants.push_back(shape(text, 8));
+    all_variants.back().recompute = "full";
+    all_variants.back().recompute_every = 2;
+    for (TrainOptions o : all_variants) {
         o.seq_len = 64;
         o.model.vocab = 136;
         const int64_t wide = o.dtype == "bf16" ? 2 : o.dtype == "fp64" ? 8 : 4;
@@ -143,7 +149,8 @@ TEST_CASE(
             const int64_t elements =
                 (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, o.model.kv_heads);
             INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
-                 kinds[int(Memory::activations)], " against ", run.activations.total, ", whole ", all);
+                 kinds[int(Memory::activations)], " against ", run.activations.total, ", whole ", all, "; ",
+                 run.block.text(), " in a block, ", run.step.bytes(), " against ", run.step_formula.bytes());
             EXPECT_EVERYWHERE(tensor_parallel_elements(o.model, layout.tp) == elements);
             EXPECT_EVERYWHERE(kinds[int(Memory::params)] == wide * elements);
             EXPECT_EVERYWHERE(kinds[int(Memory::grads)] == grads * elements);
@@ -152,23 +159,6 @@ TEST_CASE(
             // 4%: in a model of two layers the head counts, whose input goes before its gradient comes
             EXPECT_EVERYWHERE(std::abs(activations / double(run.activations.total) - 1) <= 0.04);
             if (by_tp) EXPECT_EVERYWHERE(std::abs(activations * double(layout.tp) / double(all) - 1) <= 0.05);
-        }
-    }
-}
-
-TEST_CASE("wire: the collectives of a block and of a step are the formula's, in number and in bytes") {
-    const Text text;
-    int64_t run_number = 0;
-    std::vector<TrainOptions> all = variants(text);
-    all.push_back(shape(text, 8));
-    all.back().recompute = "full";
-    all.back().recompute_every = 2;
-    for (const TrainOptions& o : all) {
-        for (const TensorLayout& layout : layouts()) {
-            if (!in_slice(run_number++)) continue;
-            const ThirdStep run(o, layout);
-            INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
-                 run.block.text(), " in a block, ", run.step.bytes(), " against ", run.step_formula.bytes());
             EXPECT_EVERYWHERE(run.block.operations == run.block_formula.operations);
             EXPECT_EVERYWHERE(run.step.operations == run.step_formula.operations);
             if (o.recompute != "none" || o.dtype != "fp32") continue;

@@ -1,6 +1,4 @@
-// The pieces of tensor parallelism on their own: f and g, products in chunks, the loss over a sharded vocabulary,
-// flags.
-#include "04_tensor_parallel/complete/flags.h"
+// The pieces of tensor parallelism on their own: f and g, products in chunks, the loss over a sharded vocabulary.
 #include "04_tensor_parallel/complete/overlap.h"
 #include "04_tensor_parallel/complete/vocabulary.h"
 #include "tests/tensor_parallel.h"
@@ -126,20 +124,4 @@ TEST_CASE("the loss of a sharded vocabulary: logits far below and far above the 
                 }
             });
     EXPECT_NONE(failures);
-}
-
-TEST_CASE("sizes that are not divisible are refused with a line that says what works") {
-    const Text text;
-    TrainOptions o = shape(text, 2);
-    EXPECT_USAGE_ERROR(check_tensor_parallel(o.model, 24, 3, {}),
-                       "--heads 8 is not divisible by --tp 3 (try --tp 1, 2, 4 or 8)");
-    o.model.ffn = 90;
-    EXPECT_USAGE_ERROR(check_tensor_parallel(o.model, 24, 4, {}),
-                       "--ffn 90 is not divisible by --tp 4 (try --tp 1 or 2)");
-    o.model.ffn = 96, o.model.heads = 12, o.model.kv_heads = 6, o.model.hidden = 96;
-    EXPECT_USAGE_ERROR(check_tensor_parallel(o.model, 24, 4, {}),
-                       "--kv-heads 6 is not divisible by --tp 4, nor --tp by --kv-heads");
-    check_tensor_parallel(o.model, 25, 6, {});
-    EXPECT_USAGE_ERROR(check_tensor_parallel(o.model, 25, 6, {.sequence_parallel = true}),
-                       "--seq-len 25 is not divisible by --tp 6 (try --seq-len 30)");
 }

@@ -1,4 +1,4 @@
-// Every algorithm against one rank: losses, norms, gradients, in fp32 and bf16; who does how much; what is sent.
+// Every algorithm against one rank: losses, norms, gradients, in fp64 and fp32; who does how much; what is sent.
 #include <set>
 
 #include "tests/context.h"
@@ -50,7 +50,7 @@ TEST_CASE("batches of one sequence, three ranks, evaluation") {
             o.val_fraction = 0.2;
             const EvaluatedRun one(o);
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     if (options.ulysses_size == n || options.algorithm == (n == 3 ? "hybrid" : "ulysses")) continue;
                     Context run(o, ranks, n, options);
                     run.session.run();
@@ -100,7 +100,7 @@ TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the form
     Failures failures;
     for (const int n : {2, 4, 8})
         on_first_ranks(n, [&](const Comm& ranks) {
-            for (const ContextParallelOptions& options : algorithms(n)) {
+            for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                 const SecondStep run(o, ranks, options);
                 const double T = double(o.seq_len), D = 8, layers = 2, batch = 2;
                 double all = 0;
@@ -139,7 +139,7 @@ TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and 
                 o.recompute = recompute;
                 for (const int n : {2, 4, 8})
                     on_first_ranks(n, [&](const Comm& ranks) {
-                        for (const ContextParallelOptions& options : algorithms(n)) {
+                        for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                             const SecondStep run(o, ranks, options);
                             INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, " ", std::string(dtype), " ",
                                  std::string(recompute), ": ", run.sent.ring, " ", run.formula.ring, ", ",
@@ -172,7 +172,7 @@ TEST_CASE("windows: the ring makes only those shifts that some query needs, forw
             if (!in_half(window + n)) continue;
             o.model.window = window;
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     const SecondStep run(o, ranks, options);
                     INFO(options_text(options), ", cp ", n, ", window ", window, ": ", run.sent.ring, " ",
                          run.formula.ring);
@@ -212,7 +212,7 @@ TEST_CASE(
         whole = world().max(whole);
         for (const int n : {2, 4, 8})
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     const SecondStep run(o, ranks, options);
                     const double activations = double(run.peak[int(Memory::activations)]);
                     INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, ", recompute ",
@@ -274,71 +274,12 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("with tensor parallelism inside, and in bf16: one rank's run") {
-    const Text text;
-    int64_t number = 0;
-    for (const char* dtype : {"fp64", "fp32", "bf16"}) {
-        TrainOptions o = shape(text, 2, 4);
-        o.dtype = dtype;
-        const auto one = run_on_one_rank(o);
-        for (const bool sequence : {false, true})
-            for (const ContextParallelOptions& options : algorithms(4)) {
-                if (options.algorithm == "ulysses" || options.ulysses_size > 2) continue;  // not the heads for it
-                if (!in_quarter(number++)) continue;
-                const Comm tensor = world().split([](int rank) { return rank / 2; }, "tp");
-                const Comm context = world().split([](int rank) { return rank % 2; }, "cp");
-                const ContextLayout layout = context_layout(o.model, o.seq_len, 4, options);
-                std::unique_ptr<TensorParallel> tensor_parallel;
-                std::unique_ptr<DataParallel> data_parallel;
-                Session session(o, [&](Session& s) {
-                    tensor_parallel =
-                        std::make_unique<TensorParallel>(s.model, tensor, TensorParallelOptions{sequence, false});
-                    apply_context_parallel(s.model, context, layout);
-                    data_parallel = std::make_unique<DataParallel>(s.model, context, DataParallelOptions{},
-                                                                   AdamW::maker(o.adamw()));
-                    use_store(s.trainer, *data_parallel, context);
-                    s.trainer.groups.tp = group_of(tensor);
-                    s.trainer.groups.dp = one_rank();
-                    s.trainer.batches.of_rank = layout.of_rank(context.rank());
-                });
-                session.run();
-                Farthest worst;
-                if (one)
-                    for (size_t i = 0; i < one->gradients.size(); ++i)
-                        worst.add(distance(session.gradients[i], one->gradients[i]), one->names[i]);
-                INFO(std::string(dtype), ", sequence ", sequence, ", ", options.algorithm, ": ", worst);
-                EXPECT_EVERYWHERE(worst <= (o.dtype == "bf16" ? 0.03 : o.dtype == "fp64" ? 1e-10 : 5e-6));
-            }
-    }
-}
-
-TEST_CASE("sizes that are not divisible are refused with the nearest value that works") {
-    LlamaConfig c = preset("tiny");  // 8 heads, 4 key/value heads
-    const auto layout = [&](int64_t T, int64_t cp, const ContextParallelOptions& o) {
-        return context_layout(c, T, cp, o);
-    };
-    EXPECT_USAGE_ERROR(layout(127, 2, {"ring"}),
-                       "--cp 2 --cp-algorithm ring: --seq-len 127 is not divisible by 2 (try --seq-len 128)");
-    EXPECT_USAGE_ERROR(layout(129, 4, {"zigzag"}), "--seq-len 129 is not divisible by 2 x 4 (try --seq-len 128)");
-    EXPECT_USAGE_ERROR(layout(132, 4, {"zigzag"}), "2 x 4 (try --seq-len 136)");
-    EXPECT_USAGE_ERROR(layout(132, 4, {"gather"}),
-                       "--cp 4 --cp-algorithm gather: --seq-len 132 is not divisible by 2 x 4 (try --seq-len 136)");
-    EXPECT_USAGE_ERROR(layout(128, 16, {"ulysses"}), "--heads 8 and --kv-heads 4 are not divisible by 16 (try --cp 8)");
-    EXPECT_USAGE_ERROR(layout(120, 3, {"ulysses"}), "--heads 8 and --kv-heads 4 are not divisible by 3 (try --cp 2)");
-    EXPECT_USAGE_ERROR(layout(128, 4, {"hybrid", 3}),
-                       "--cp 4 is not divisible by --ulysses-size 3 (try --ulysses-size 2)");
-    EXPECT_USAGE_ERROR(layout(128, 4, {"ring", 2}),
-                       "--ulysses-size 2: --cp-algorithm ring has no such groups (try --cp-algorithm hybrid)");
-    EXPECT_USAGE_ERROR(layout(128, 4, {"star"}), "--cp-algorithm star: unknown; must be one of ring");
-    EXPECT(layout(128, 8, {"hybrid"}).groups() == 4);
-}
-
 TEST_CASE("a fake world of 64 and a dry run: finite, and the activations of a real rank") {
     const Text text;
     TrainOptions o = shape(text, 2, 4);
     o.steps = 2;
     const Comm fake = make_comm(make_fake_backend(3, 8), {});
-    for (const ContextParallelOptions& options : algorithms(8)) {
+    for (const ContextParallelOptions& options : algorithms_in_turn(8)) {
         Context run(o, fake, 8, options);
         run.session.run();
         for (const double x : run.session.history()) EXPECT((std::isfinite(x) && x > 0.01));

@@ -48,7 +48,7 @@ TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; 
         packed.document_token = kEnd;
         for (const int n : {2, 4, 8})
             on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
+                for (const ContextParallelOptions& options : algorithms_in_turn(n)) {
                     const SecondStep run(packed, ranks, options);
                     const auto expect = [&](bool good, const std::string& what) {
                         failures.expect(good, fmt::format("cp {}, {}: {}", n, options_text(options), what));

@@ -104,7 +104,7 @@ TEST_CASE("one message has the amaxes of all weights, after an update; every bit
             o.recompute = recompute;
             std::optional<CommStats::Entry> others;  // what is sent whatever the precision
             for (const std::string recipe : {"current", "rowwise", "delayed", "nvfp4", "int8"}) {
-                if (!in_quarter(number++)) continue;
+                if (!in_slice(number++)) continue;
                 if (!others) others = ToldRun(o, stage, "off", true).sent();
                 const ToldRun run(o, stage, recipe, true), each(o, stage, recipe, false);
                 INFO(recipe, ", stage ", stage, ", recompute ", std::string(recompute));

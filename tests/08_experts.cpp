@@ -126,16 +126,9 @@ TEST_CASE("experts in the parity grid, ep 1, 2, 4 and 8: one rank's run, to 1e-1
                 with_experts(layout, std::min(int64_t(1) << (at + at / 4) % 4, layout.mesh.stage_ranks()));
             Margin its;
             const auto one = sparse_on_one_rank(o, its);
-            const MemoryBytes before = ledger().now();
             ComposedRun run(o, world(), config);
             run.session.run();
-            const RankMemory memory = rank_formula(o, run.config, world().rank());
-            const auto peak = [&](Memory kind) {
-                return run.session.trainer.peak().kind[size_t(kind)] - before[size_t(kind)];
-            };
-            EXPECT_EVERYWHERE(peak(Memory::params) == memory.params);
-            EXPECT_EVERYWHERE(peak(Memory::grads) == memory.grads);
-            EXPECT_EVERYWHERE(peak(Memory::optimizer) == memory.optimizer);
+            EXPECT_EVERYWHERE(run.books_its_formulas());
             margin.smallest = std::min(margin.smallest, its.smallest);
             if (!wide && world().sum(one && its.smallest < 1e-5 ? 1 : 0) > 0) continue;
             const Farthest deviation = deviation_on_rank_0(run.session, one);

@@ -46,6 +46,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
     o.z_loss = 0.03;
     o.mup = 8;
     std::map<std::string, std::unique_ptr<Session>> ones;
+    int64_t number = 0;
     for (const GridLayout& layout : std::vector<GridLayout>{
              {.mesh = {.dp = 8}},
              {.mesh = {.tp = 4, .dp = 2}, .zero = 1, .sequence = true, .recompute = "full"},
@@ -57,6 +58,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
              {.mesh = {.tp = 2, .cp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 2},
              {.mesh = {.cp = 4, .dp = 2}, .zero = 3, .offload = Offload::all},
              {.mesh = {.dp = 2, .pp = 4}, .pipeline = "gpipe", .zero = 1, .offload = Offload::optimizer}}) {
+        if (!in_half(number++)) continue;
         o.recompute = layout.recompute;
         if (!ones.contains(layout.recompute)) ones[layout.recompute] = run_on_one_rank(o);
         ComposedRun run(o, world(), layout.config());
@@ -80,7 +82,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
     const auto with_z = run_on_one_rank(plain);
     if (without) {
         const StepReport &a = without->reports.front(), &b = with_z->reports.front();
-        const StepReport& c = ones["none"]->reports.front();
+        const StepReport& c = ones.begin()->second->reports.front();
         EXPECT(b.loss == a.loss);  // the cross-entropy alone
         EXPECT(std::abs(b.grad_norm / a.grad_norm - 1) > 1e-3);
         EXPECT(std::abs(c.loss / a.loss - 1) > 1e-3);
@@ -105,11 +107,13 @@ TEST_CASE("--skip-step: a spike of every layout is skipped as one rank's; losses
         prepare(s);
         spike = std::make_unique<SpikeAt>(s.trainer, 3);
     });
+    int64_t number = 0;
     for (const GridLayout& layout : std::vector<GridLayout>{
              {.mesh = {.dp = 8}},
              {.mesh = {.tp = 2, .dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = 2, .sequence = true},
              {.mesh = {.cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3},
              {.mesh = {.tp = 2, .dp = 4}, .zero = 3, .offload = Offload::all}}) {
+        if (!in_half(number++)) continue;
         ComposedRun run(o, world(), layout.config());
         prepare(run.session);
         const SpikeAt again(run.session.trainer, 3);

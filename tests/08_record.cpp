@@ -90,8 +90,10 @@ TEST_CASE("few micro-batches explain a step of many: every event and the peak of
                                     {{.dp = 2, .pp = 2}, "dualpipe-v", 3, 40},
                                     {{.cp = 2, .pp = 4}, "naive", 0, 40, "ring"},
                                     {{.tp = 2, .cp = 2, .pp = 2}, "interleaved", 0, 32, "ulysses", true}};
-    int64_t replayed = 0;
+    int64_t number = 0;
     for (const Many& layout : list) {
+        const int64_t at = number++;
+        if (!in_half(at) || !in_sanitized_slice(at / 2)) continue;
         TrainOptions o = grid_shape(text);
         o.global_batch = layout.micro_batches * layout.mesh.dp;
         ParallelConfig config;
@@ -127,9 +129,7 @@ TEST_CASE("few micro-batches explain a step of many: every event and the peak of
             }
         }
         DOCTEST_CHECK(few.of(0).micro_batches_run < layout.micro_batches);
-        replayed += few.of(0).micro_batches_run < layout.micro_batches;
     }
-    DOCTEST_CHECK(replayed == int64_t(list.size()));  // none was run in full
 }
 
 TEST_CASE("ranks that are left out by symmetry would have made the same calls and held the same memory") {
@@ -141,7 +141,7 @@ TEST_CASE("ranks that are left out by symmetry would have made the same calls an
     for (const GridLayout& layout : layouts) {
         const int64_t at = number++;
         const bool many_stages = layout.mesh.pp == 6;
-        if (!many_stages && !in_slice(at + at / 8)) continue;
+        if (!many_stages && (!in_slice(at + at / 8) || !in_sanitized_slice(at / 8))) continue;
         TrainOptions o = grid_shape(text);
         if (many_stages) o.model.layers = 12;
         layout.use_family(o.model, number % 3);

@@ -75,6 +75,15 @@ inline std::vector<ContextParallelOptions> algorithms(int64_t cp) {
     return list;
 }
 
+// Half of them, the others on other commits.
+inline std::vector<ContextParallelOptions> algorithms_in_turn(int64_t cp) {
+    std::vector<ContextParallelOptions> list;
+    int64_t number = cp / 2;
+    for (const ContextParallelOptions& options : algorithms(cp))
+        if (in_half(number++)) list.push_back(options);
+    return list;
+}
+
 inline std::string options_text(const ContextParallelOptions& options) {
     return options.algorithm + (options.ulysses_size > 0 ? fmt::format(" {}", options.ulysses_size) : "");
 }

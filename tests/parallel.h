@@ -9,6 +9,14 @@ namespace train70b::test {
 // For what only rank 0 knows: true on the other ranks.
 inline bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
+// Whether all ranks of comm have the same bits. Collective.
+inline bool same_everywhere(const Comm& comm, const std::vector<double>& mine) {
+    Tensor first({int64_t(mine.size())}, DType::f64, Device::cpu);
+    std::copy(mine.begin(), mine.end(), first.data<double>());
+    comm.broadcast(first, 0).wait();
+    return std::equal(mine.begin(), mine.end(), first.data<double>());
+}
+
 // The options' run in one micro-batch on rank 0 alone; empty on the other ranks, which sleep meanwhile. Collective.
 // apply: as Session's.
 inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o, const std::function<void(Session&)>& apply = {}) {

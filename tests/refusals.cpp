@@ -260,6 +260,8 @@ const std::vector<Row> kTable = {
     {"05", 2, "--pipeline zb-v --virtual-stages 3",
      "--virtual-stages 3: --pipeline zb-v has two model chunks per rank (try --pipeline interleaved)"},
     {"05", 4, "--pipeline zb-v", "--pp 4 x 2 chunks of --pipeline zb-v = 8: more stages than --layers 4"},
+    {"05", 2, "--pipeline interleaved --pp 1",
+     "--pipeline interleaved: needs at least two pipeline ranks (try --pp 2)"},
     {"05", 2, "--pipeline dualpipe-v --pp 1", "--pipeline dualpipe-v: needs at least two pipeline ranks (try --pp 2)"},
     {"05", 2, "--pipeline dualpipe-v --global-batch 3",
      "--pipeline dualpipe-v: 3 micro-batches are fewer than 4 on --pp 2 (try 4, or zb-v)"},

@@ -115,7 +115,7 @@ other_configurations() { # one in turn, or all
                 continue
             fi
             targets=(01_single_gpu)
-            if [[ ${configurations[$number]} = *EMULATE* ]]; then targets+=(objects_01_cuda); fi
+            if [[ ${configurations[$number]} = *EMULATE* ]]; then targets+=(objects_01); fi
         fi
         part "configuration ${configurations[$number]}" configuration "$number" "${targets[@]}"
     done

@@ -3,7 +3,6 @@
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/complete/data_parallel.h"
 #include "03_zero/complete/zero.h"
-#include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "05_pipeline/complete/schedule_file.h"
 #include "05_pipeline/complete/training_report.h"
 #include "tests/parallel.h"

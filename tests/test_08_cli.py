@@ -52,7 +52,7 @@ MODELS = {
                   ["--pp 4", "--tp 2 --pp 2 --zero 3 --pipeline interleaved --micro-batch 1", "--tp 4"])}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", in_turn(MODELS, 2))
 def test_a_model_goes_from_a_pipeline_through_a_file_to_one_rank_and_to_layouts(run, name):
     model = MODELS[name]
     training = [*DATA, "--dtype fp64 --steps 3", model.training]
@@ -87,7 +87,7 @@ def finds_rank_3_slow(done):
             any(each["rank"] == 3 and each["what"].startswith("product") for each in slow))
 
 
-@pytest.mark.parametrize("flag, code", [("strict", 3), ("on", 0)])
+@pytest.mark.parametrize("flag, code", in_turn([("strict", 3), ("on", 0)], 2))
 def test_probe_names_the_slow_rank_and_strict_ends_the_run(run, binaries, flag, code):
     """Four ranks on two cores, and what else runs: one of three attempts shows who is slow."""
     flags = f"{SHAPE} --steps 1 --probe {flag} --metrics m.jsonl"

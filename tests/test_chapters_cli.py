@@ -75,7 +75,7 @@ def test_refused(run, number):
 LAYOUTS = [(number, flags) for number, row in CHAPTERS.items() for flags in row.layouts]
 
 
-@pytest.mark.parametrize("number, flags", LAYOUTS)
+@pytest.mark.parametrize("number, flags", in_turn(LAYOUTS, 2))
 def test_layout(trained, number, flags):
     run, row = trained(number), CHAPTERS[number]
     done = like_one_rank(run, row.program, row.model, row.batch, flags, "--tables off --memory-timeline t.csv")

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from conftest import in_turn
+
 CORES = sorted(os.sched_getaffinity(0))
 SHAPE = ("--layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 2 --steps 1 --tables off").split()
 DRY = "--comm fake --fake-world 4 --dp 4 --dry-run --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16".split()
@@ -24,7 +26,7 @@ def launched(launcher, ranks, rank):
         "srun (PMI)": {**step, **pmi, "PMI_JOBID": "1.0", "SLURM_MPI_TYPE": "pmi2"}, "srun": step}[launcher].items()}
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec", "srun", "srun (PMI)", "flux run"])
+@pytest.mark.parametrize("launcher", in_turn(["torchrun", "mpiexec", "srun", "srun (PMI)", "flux run"], 2))
 def test_processes_that_would_train_alone(run, launcher):
     """Two are refused, in one line of the first; one trains, as without a launcher; neither help nor a dry run care."""
     for program in ("02_data_parallel", "02_minimal"):

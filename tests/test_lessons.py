@@ -1,6 +1,6 @@
 """Only this catches: a printed figure, a snippet, a command, a link or a trap's test in a document that is stale.
 
-    python3 -m pytest -k lessons                  every page, and a sixteenth of the commands that print their figures
+    python3 -m pytest -k lessons                  every page, and a 24th of the commands that print their figures
     python3 -m pytest -k "lessons and 04_tensor"
 """
 import pytest
@@ -45,7 +45,7 @@ def test_snippets_and_pictures(checks):
     agrees(checks[0])
 
 
-@pytest.mark.parametrize("page, command, parts", in_turn(COMMANDS, 16), ids=name_of)
+@pytest.mark.parametrize("page, command, parts", in_turn(COMMANDS, 24), ids=name_of)
 def test_figures(checks, page, command, parts):
     """What the command prints is what the page shows."""
     if any(shown.slow for shown in parts) and SLICE != "all":

@@ -3,9 +3,11 @@ import dataclasses
 import json
 import sys
 
-import predict_answers
 import pytest
-from conftest import ROOT
+from conftest import ROOT  # the path to docs/ first
+
+import predict
+import predict_answers
 from lessons_printed import Readme
 
 README = """# Chapter
@@ -62,11 +64,15 @@ def test_predict_scores(asked, answer, actual, points):
     ("3 --question 99", "--question 99: chapter 03_zero has questions 1 to"), ("3 --question x", "--question"),
     ("3 --answers none", "none: No such file"), ("3 --answers few", "few:2: \"few\" is no number"),
     ("3 --question 1 --answers few", "has 2 lines for 1 questions"), ("3 --build none", "there is no none/bin")])
-def test_predict_refuses(run, words, says):
-    (run.folder / "few").write_text("1/2\nfew\n")
-    done = run(sys.executable, ROOT / "docs/predict.py", words, code=2)
-    assert done.err.startswith("predict.py: ") and done.err.count("\n") == 1, done
-    done.says(says)
+def test_predict_refuses(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few").write_text("1/2\nfew\n")
+    try:
+        code = predict.main(words.split())
+    except SystemExit as end:
+        code = end.code
+    err = capsys.readouterr().err
+    assert code == 2 and err.startswith("predict.py: ") and err.count("\n") == 1 and says in err, (code, err)
 
 
 def test_predict_prints_questions_in_any_locale(run):
@@ -77,10 +83,10 @@ def test_predict_prints_questions_in_any_locale(run):
 
 
 def test_predict_asks_runs_and_scores(run, build):
-    (run.folder / "answers").write_text("853120\n")
-    done = run(sys.executable, ROOT / "docs/predict.py", "3 --question 3 --json --answers", run.folder / "answers",
+    (run.folder / "answers").write_text("19.8\n")
+    done = run(sys.executable, ROOT / "docs/predict.py", "3 --question 1 --json --answers", run.folder / "answers",
                "--build", build)
     result = json.loads(done.out)
     assert (result["points"], result["of"]) == (10, 10), done
-    assert result["answers"][0]["actual"] == 853120
+    assert result["answers"][0]["actual"] == 19.8
     done.says("10 of 10 points for 1 answer", "03_zero/README.md:")

@@ -355,7 +355,7 @@ UNSEEN = (
 )
 
 
-@pytest.mark.parametrize("fault", in_turn(REPLAYS))
+@pytest.mark.parametrize("fault", in_turn(REPLAYS, 16))
 def test_replay_is_named(reference, fault):
     for name in [f"{name} fp64" for name in references.REFERENCES] + [BALANCED]:
         c = edited(reference(name), computed(fault))
@@ -425,7 +425,7 @@ NAMES = [  # (reference, edits, how the one name begins that is named, what is s
 ]
 
 
-@pytest.mark.parametrize("name, edits, begin, said", NAMES)
+@pytest.mark.parametrize("name, edits, begin, said", in_turn(NAMES, 2))
 def test_one_is_named(reference, name, edits, begin, said):
     c = edited(reference(name), edits)
     report = doctor.report(c)

@@ -172,7 +172,7 @@ inline Farthest worst_deviation(const Session& a, const Session& b) {
     REQUIRE(a.gradients.size() == b.gradients.size());
     for (size_t i = 0; i < a.reports.size(); ++i) {
         const auto add = [&](double x, double y, const char* what) {
-            worst.add(std::abs(x - y) / std::abs(y), fmt::format("step {}, {}", i + 1, what));
+            worst.add(x == y ? 0 : std::abs(x - y) / std::abs(y), fmt::format("step {}, {}", i + 1, what));
         };
         add(a.reports[i].loss, b.reports[i].loss, "loss");
         add(a.reports[i].grad_norm, b.reports[i].grad_norm, "gradient norm");
