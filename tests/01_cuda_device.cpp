@@ -96,7 +96,7 @@ TEST_CASE("cuda: a copy from the host has read it when it returns") {
     EXPECT(values(host)[n - 1] == 1);
 }
 
-TEST_CASE("cuda: a copy on a stream of its own begins after what the device was given before") {
+TEST_CASE("cuda: a copy on a stream of its own: after what was given to the device, before what waits for it") {
     if (!have_gpu()) return;
     also_on_a_late_device("cuda: a copy on a stream*");
     const int64_t n = 1 << 20;
@@ -112,6 +112,11 @@ TEST_CASE("cuda: a copy on a stream of its own begins after what the device was 
         up.host_waits();
         copy(host, y);
         EXPECT(values(host)[n - 1] == float(i));
+        fill(host, -1);
+        CudaCopy again(y.raw(), host.raw(), y.bytes(), CopyKind::to_device);
+        again.stream_waits();
+        copy(host, y);
+        EXPECT(values(host)[n - 1] == -1);
     }
 }
 

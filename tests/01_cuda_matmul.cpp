@@ -96,6 +96,19 @@ TEST_CASE("cuda: products by hand, Y (128, 128) = X (128, 64) W^T: three of them
     EXPECT(distance(product(DType::bf16, MatmulBy::mma), values(product(DType::bf16, MatmulBy::naive))) <= 4e-3);
 }
 
+// Elements lie along o here, not along k. What it reads is counted in test_emulator.py.
+TEST_CASE("cuda: products by hand, X^T Y") {
+    if (!have_gpu()) return;
+    for (MatmulBy by : {MatmulBy::tiled, MatmulBy::registers, MatmulBy::mma}) {
+        const Kernel scope(by);
+        const auto product = [](Device device) {
+            const Tensor x = integers({32, 64}, 1, DType::bf16, device), y = integers({32, 64}, 2, DType::bf16, device);
+            return matmul(x, y, Transpose::a);
+        };
+        EXPECT(same_bits(product(Device::cuda), product(Device::cpu)));
+    }
+}
+
 TEST_CASE(
     "cuda: training with products by hand, or with those that --matmul-autotune times: the loss and every gradient") {
     if (!have_gpu()) return;

@@ -122,6 +122,12 @@ def test_reads_of_attention_and_swiglu_are_coalesced_and_without_bank_conflicts(
         assert int(taken) <= (1.1 if memory == "global" else 1) * int(best), name
 
 
+def test_reads_of_products_by_hand_are_coalesced_and_without_bank_conflicts_in_the_other_orientation(binaries):
+    said = case(binaries, "01", "*X^T Y", 0, EMULATE_STATS="1").stderr
+    reads = re.findall(r"emulate: (\w+)_kernel<.*>: \w+ reads, \d+ by warps: (\d+) \w+, (\d+) at best", said)
+    assert len(reads) == 6 and all(taken == best for _, taken, best in reads), reads
+
+
 @pytest.mark.parametrize("gpu", [89, 100])
 def test_the_fp8_recipes_that_a_run_names_are_those_that_work(gpu, binaries):
     case(binaries, "07", "the tensor cores*", 0, "Status: SUCCESS", EMULATE_CAPABILITY=str(gpu))
