@@ -45,6 +45,14 @@ TEST_CASE("attention: a query that sees no key gives 0 and -inf, and passes noth
     for (double x : values(dk)) EXPECT(std::isfinite(x));
 }
 
+TEST_CASE("attention: one NaN among a query's scores is not hidden, and reaches no query that does not see its key") {
+    Case c({1, 40, 40, 1, 1, 8, true});
+    c.tk.data<float>()[20 * 8] = NAN;
+    attention(c.out, c.lse, c.tq, c.tk, c.tv, c.shape);
+    for (int i = 0; i < 40; ++i)
+        EXPECT((std::isnan(values(c.out)[i * 8]) == (i >= 20) && std::isnan(values(c.lse)[i]) == (i >= 20)));
+}
+
 TEST_CASE("attention: gradients of q, k and v") {
     for (const AttentionShape& s : {AttentionShape{2, 7, 7, 4, 2, 4, true},
                                     {1, 3, 9, 2, 1, 6, true},

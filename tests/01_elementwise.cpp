@@ -78,6 +78,9 @@ TEST_CASE("the exponentials that vectorise: to the last bits everywhere, 0 and i
     EXPECT((cpu::exp_simd(-1e3) == 0 && cpu::exp_simd(-INFINITY * 1.0) == 0));
     EXPECT((cpu::exp_simd(1e3) == INFINITY && cpu::exp_simd(INFINITY * 1.0) == INFINITY));
     EXPECT(std::isnan(cpu::exp_simd(std::nan(""))));
+    EXPECT((cpu::exp_simd(0.0f) == 1 && cpu::exp_simd(-88.f) == 0 && cpu::exp_simd(-1e30f) == 0));
+    EXPECT((cpu::exp_simd(-INFINITY) == 0 && cpu::exp_simd(1e30f) == INFINITY && cpu::exp_simd(INFINITY) == INFINITY));
+    EXPECT(std::isnan(cpu::exp_simd(std::nanf(""))));
 }
 
 TEST_CASE("elementwise: shapes, dtypes and devices that do not fit are refused") {

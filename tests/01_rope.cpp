@@ -57,3 +57,18 @@ TEST_CASE("RoPE: rotate-half at given positions, grouped heads; the gradient is 
                                  qkv)) <= gradient);
     }
 }
+
+TEST_CASE("RoPE: positions that repeat, the last sequence cut short, and documents whose beginnings alone repeat") {
+    Rope rope;
+    rope.head_dim = 2;
+    rope.inv_freq[0] = 1;
+    for (const auto& positions : {std::vector<int32_t>{0, 7, 3, 0, 7}, {0, 7, 3, 0, 8}}) {
+        const Doubles qkv = randoms(5 * 6, 1, DType::f64);
+        Tensor q = empty({5, 2}, DType::f64), k = Tensor::like(q), v = Tensor::like(q);
+        split_rope(q, k, v, tensor(qkv, {5, 6}, DType::f64), upload(positions, {5}, Device::cpu), rope);
+        Doubles got = values(q);
+        for (const Tensor& part : {k, v})
+            for (double value : values(part)) got.push_back(value);
+        EXPECT(distance(got, split_rope_double(qkv, positions, 1, 1, rope)) <= 1e-14);
+    }
+}
