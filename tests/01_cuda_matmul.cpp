@@ -44,8 +44,8 @@ Results tuned(const std::string& file, int n) {
     if (kEmulated) emulated_fast_algorithm(0);
     return results;
 }
-bool same_bits(const Results& a, const Results& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), [](auto& x, auto& y) { return test::same_bits(x, y); });
+bool same_results(const Results& a, const Results& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), [](auto& x, auto& y) { return same_bits(x, y); });
 }
 
 }  // namespace
@@ -155,15 +155,15 @@ TEST_CASE("cuda: --matmul-autotune: the fastest algorithm of each product, timed
     const Results by_3 = tuned(folder / "3", 3), by_2 = tuned(folder / "2", 2), untuned = tuned("", 2);
     const std::string text_3 = read_text(folder / "3"), text_2 = read_text(folder / "2");
     EXPECT(std::count(text_3.begin(), text_3.end(), '\n') == 4);
-    for (size_t i = 0; i < by_3.size(); i += 2) EXPECT(test::same_bits(by_3[i], by_3[i + 1]));
+    for (size_t i = 0; i < by_3.size(); i += 2) EXPECT(same_bits(by_3[i], by_3[i + 1]));
     expect_near("timed", DType::f32, by_3, untuned, 5e-6);
     write_text(folder / "3 again", text_3);
-    EXPECT(same_bits(tuned(folder / "3 again", 2), by_3));
+    EXPECT(same_results(tuned(folder / "3 again", 2), by_3));
     EXPECT(read_text(folder / "3 again") == text_3);
     if (!kEmulated) return;
-    EXPECT(!test::same_bits(by_3[0], by_2[0]));
-    EXPECT(!test::same_bits(by_3[0], untuned[0]));
-    EXPECT(same_bits(tuned(folder / "1", 1), untuned));
+    EXPECT(!same_bits(by_3[0], by_2[0]));
+    EXPECT(!same_bits(by_3[0], untuned[0]));
+    EXPECT(same_results(tuned(folder / "1", 1), untuned));
 
     // While this rank times a product, another one writes what it has found.
     emulated_hold("cublasLtMatmul");
@@ -172,7 +172,7 @@ TEST_CASE("cuda: --matmul-autotune: the fastest algorithm of each product, timed
         write_text(folder / "both", text_2);
         emulated_hold(nullptr);
     });
-    EXPECT(same_bits(tuned(folder / "both", 3), by_2));
+    EXPECT(same_results(tuned(folder / "both", 3), by_2));
     other.join();
     const std::string both = read_text(folder / "both");
     EXPECT(std::count(both.begin(), both.end(), '\n') == 5);
@@ -198,5 +198,5 @@ TEST_CASE("cuda: --matmul-autotune: a file that is malformed, of another GPU or 
     std::string unknown = right;  // algorithms that cuBLASLt does not take: then its own choice
     for (size_t end = unknown.find('\n'); end != unknown.npos; end = unknown.find('\n', end + 1))
         unknown.replace(end - 128, 128, std::string(128, 'f'));
-    EXPECT(same_bits(with(unknown), untuned));
+    EXPECT(same_results(with(unknown), untuned));
 }

@@ -95,7 +95,7 @@ template <class C, class Add>
 void add_column_sums(Tensor& out, int64_t rows, const Add& add) {
     with_float(out.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        parallel_ranges(out.size(), std::max<int64_t>(16, out.size() / omp_get_max_threads()),
+        parallel_ranges(out.size(), std::max<int64_t>(16, (out.size() - 1) / omp_get_max_threads() + 1),
                         [&](int64_t begin, int64_t end) {
                             std::vector<C> sum(end - begin);
                             for (int64_t r = 0; r < rows; ++r) add(sum.data(), r, begin, end);

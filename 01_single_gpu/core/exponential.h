@@ -34,13 +34,12 @@ struct Exp<double> {
 };
 
 // To about one unit in the last place. 0 below -87.3 (fp64: -708), where results become subnormal, infinity above 88.3
-// (709), or anything where the caller has no such x; NaN stays NaN. V: C, or a vector of it, and Bits the same of
-// unsigned integers.
+// (709; anything without kMayOverflow); NaN stays NaN. V: C, or a vector of it, and Bits the same of unsigned integers.
 template <class V, class C = V, class Bits = typename Exp<C>::Bits, bool kMayOverflow = true>
 static inline V exp_simd(V x) {
     using E = Exp<C>;
-    // Adding `round` leaves n + bias in the last bits, from where a shift makes 2^n of it. What overflows here is
-    // replaced by the last two lines: clamping x instead, GCC computes everything that follows for each bound, too.
+    // Adding `round` leaves n + bias in the last bits, from where a shift makes 2^n of it. What overflows is replaced
+    // at the end. (If x were clamped first, GCC would compute all that follows for either bound, too.)
     constexpr C round = C(int64_t{3} << (E::mantissa - 1)) + E::bias;
     const V shifted = x * E::log2_e + round, n = shifted - round;
     const V r = (x - n * E::ln2_high) - n * E::ln2_low;

@@ -2,10 +2,10 @@
 //   forward    S = q k^T / sqrt(D) for one tile; m, l: running maximum and sum of a row;  out <- out e^(m - m') + P v
 //   backward   P = exp(S - lse);  dP = dout v^T;  dS = P (dP - delta),  delta = sum(dout * out) per row
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
-// A tile is kTile queries by as many keys. Scores are kept transposed, (keys, queries): a vector holds the scores
-// of one key, so that the maximum and the sum of each query's are taken lane by lane. A block of kPad queries stops at
+// A tile is kTile queries by as many keys. Scores are kept transposed, (keys, queries): a vector holds the scores of
+// one key, so that the maximum and the sum of each query's are taken lane by lane. Such a vector of queries stops at
 // the last key that its last query sees, so almost no work is done above the diagonal; with documents it begins at the
-// first key that its first query sees. Products: micro_kernel.h. Their definition: naive_attention(), attention.cpp.
+// first key that its first query sees. Products: micro_kernel.h. Attention's definition: attention.cpp.
 //
 // This file is compiled twice: by itself for the instruction set of the build (x86-64-v3: AVX2), and inside
 // attention_tiled_avx512.cpp for AVX-512, which doubles the width of a vector and the number of registers;
@@ -28,10 +28,11 @@ constexpr double kInf = __builtin_inf();
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
 
-// How many of the keys from `key` on query `row` sees, and how many of [key, key + keys).
+// Before which of the keys from `key` on query `row` stops, which may be a negative number; without a mask, `keys`.
 int64_t limit(const AttentionShape& s, int64_t row, int64_t key, int64_t keys) {
     return s.causal ? row + 1 + s.key_len - s.query_len - key : keys;
 }
+// How many of the keys [key, key + keys) query `row` sees.
 int64_t visible(const AttentionShape& s, int64_t row, int64_t key, int64_t keys) {
     const int64_t seen = limit(s, row, key, keys);
     return seen < 0 ? 0 : smaller(seen, keys);
@@ -63,7 +64,7 @@ struct Scratch {
         };
         const bool backward = direction == Direction::backward;
         const int64_t T = round_up(s.key_len, kTile);
-        k = take(T, W), v = take(T, W), dk = take(T, W, backward), dv = take(T, W, backward);
+        k = take(T, W, backward), v = take(T, W), dk = take(T, W, backward), dv = take(T, W, backward);
         k_t = take(T, W), v_t = take(T, W, backward);
         q = take(kTile, W), out = take(kTile, W), dout = take(kTile, W, backward), dq = take(kTile, W, backward);
         q_t = take(kTile, W), dout_t = take(kTile, W, backward);
@@ -100,8 +101,9 @@ void with_element(DType dtype, const Body& body) {
     body(float{});
 }
 
-// to (rows, D) = factor * from (rows, D); to_cols, from_cols: elements from one row to the next. All by value: a store of
-// a vector may change what a reference refers to, which would be read again for each row.
+// to (rows, D) = factor * from (rows, D); to_cols, from_cols: elements from one row to the next. All by value: a store
+// of a vector may change what a reference refers to, which would be read again for each row. The next head's row is
+// asked for: rows are too far apart for the processor to guess.
 template <class C, class To, class From>
 void copy_rows(To* to, int64_t to_cols, const From* from, int64_t from_cols, int64_t rows, int64_t D, C factor) {
     for (int64_t r = 0; r < rows; ++r, to += to_cols, from += from_cols) {
@@ -159,7 +161,7 @@ struct Sight {
         const int64_t of_first = limit(t.shape, tile.i + q0, tile.j, tile.keys);
         to = t.shape.causal ? Simd<C>::count_from(C(of_first)) : Vector<C>{} + C(tile.keys);
         to = to < C(tile.keys) ? to : Vector<C>{} + C(tile.keys);
-        all_to = of_first < 0 ? 0 : smaller(of_first, tile.keys) / kUnroll * kUnroll;
+        all_to = of_first < begin ? begin : smaller(of_first, tile.keys) / kUnroll * kUnroll;
         for (int q = 0; kDocuments && q < lanes; ++q)
             from[q] = C(hidden<kDocuments>(t, tile.row0 + smaller(q0 + q, last), tile.j, tile.keys));
         all_from = kDocuments ? smaller(round_up(int64_t(from[lanes - 1]), kUnroll), all_to) : 0;
@@ -192,7 +194,7 @@ template <int kStride, bool kDocuments, class C>
 void online_softmax(C* p, const Sight<kDocuments, C>& sight, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;
     const Vector<C> before = Simd<C>::load(max);
-    Vector<C> part[4] = {before, before, before, before}, total = {};  // a chain of maxima each
+    Vector<C> part[sight.kUnroll] = {before, before, before, before}, total = {};  // a chain of maxima each
     sight.each_key([&](int64_t key, int u, const auto& show) {
         part[u] = Simd<C>::larger(show(Simd<C>::load(p + key * kStride), part[u]), part[u]);  // not a NaN
     });
@@ -213,14 +215,14 @@ void online_softmax(C* p, const Sight<kDocuments, C>& sight, C* max, C* sum, C* 
 
 template <bool kDocuments, class C>
 void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& packed) {
-    constexpr int lanes = Simd<C>::lanes, two = Simd<C>::two;
+    constexpr int lanes = Simd<C>::lanes, wide = Simd<C>::wide;
     const AttentionShape& s = t.shape;
     const Scratch<C> m(s, Direction::forward, scratch);
     const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
     const int64_t sequence = unit / s.heads, head = unit % s.heads;
     if (packed != unit / group) {
         packed = unit / group;
-        load(m.k, m.k_t, W, t.k, sequence * s.key_len, s.key_len, head / group, D);
+        load(m.v, m.k_t, W, t.k, sequence * s.key_len, s.key_len, head / group, D);  // k itself is not needed
         load<C>(m.v, nullptr, W, t.v, sequence * s.key_len, s.key_len, head / group, D);
     }
     for (int64_t i = 0; i < s.query_len; i += kTile) {
@@ -231,18 +233,18 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
         for (int64_t r = 0; r < kTile; ++r) max[r] = C(-kInf), sum[r] = 0;
         const int64_t first = hidden<kDocuments>(t, row0, 0, s.key_len) / kTile * kTile;
         for (int64_t j = first; j < s.key_len; j += kTile)
-            for (int64_t q0 = 0; q0 < queries; q0 += two) {
+            for (int64_t q0 = 0; q0 < queries; q0 += wide) {
                 const Tile tile{i, queries, row0, j, smaller(kTile, s.key_len - j)};
                 const Sight<kDocuments, C> sights[] = {{t, tile, q0}, {t, tile, q0 + lanes}};
                 const int64_t begin = sights[0].begin, keys = sights[sights[1].none() ? 0 : 1].end - begin;
-                multiply<1, kTile, C>({m.p + begin * two, two}, m.k_t + j * W + begin, {m.q_t + q0, kTile}, keys, two,
-                                      D, Into::set);
+                multiply<1, kTile, C>({m.p + begin * wide, wide}, m.k_t + j * W + begin, {m.q_t + q0, kTile}, keys,
+                                      wide, D, Into::set);
                 for (int64_t q = q0; const auto& sight : sights) {
                     C *p = m.p + (q - q0), *out = m.out + q * W;
                     if (!sight.none()) {
-                        online_softmax<two>(p, sight, max + q, sum + q, out, W);
-                        multiply<1, two, C>({out, W}, p + sight.begin * two, {m.v + (j + sight.begin) * W, W}, lanes, W,
-                                            sight.seen - sight.begin, Into::add);
+                        online_softmax<wide>(p, sight, max + q, sum + q, out, W);
+                        multiply<1, wide, C>({out, W}, p + sight.begin * wide, {m.v + (j + sight.begin) * W, W}, lanes,
+                                             W, sight.seen - sight.begin, Into::add);
                     }
                     q += lanes;
                 }
@@ -282,15 +284,15 @@ void score_gradients(C* p, C* ds, const Sight<kDocuments, C>& sight, const C* de
 // P, dS and dq += dS k of a tile, block by block of its queries.
 template <bool kDocuments, class C>
 void add_dq(const AttentionArgs& t, const Scratch<C>& m, const Tile& tile, const C* delta, const C* lse) {
-    constexpr int lanes = Simd<C>::lanes, two = Simd<C>::two;
+    constexpr int lanes = Simd<C>::lanes, wide = Simd<C>::wide;
     const int64_t D = t.shape.head_dim, W = m.W;
-    for (int64_t q0 = 0; q0 < tile.queries; q0 += two) {
+    for (int64_t q0 = 0; q0 < tile.queries; q0 += wide) {
         const Sight<kDocuments, C> sights[] = {{t, tile, q0}, {t, tile, q0 + lanes}};
         const int64_t begin = sights[0].begin, end = sights[sights[1].none() ? 0 : 1].end;
         const int64_t block = begin * kTile + q0, keys = tile.j * W + begin;
         const Matrix<C> p{m.p + block, kTile}, ds{m.ds + block, kTile};
-        multiply<1, kTile, C>(p, m.k_t + keys, {m.q_t + q0, kTile}, end - begin, two, D, Into::set);
-        multiply<1, kTile, C>(ds, m.v_t + keys, {m.dout_t + q0, kTile}, end - begin, two, D, Into::set);
+        multiply<1, kTile, C>(p, m.k_t + keys, {m.q_t + q0, kTile}, end - begin, wide, D, Into::set);
+        multiply<1, kTile, C>(ds, m.v_t + keys, {m.dout_t + q0, kTile}, end - begin, wide, D, Into::set);
         for (int64_t q = q0; const auto& sight : sights) {
             if (!sight.none()) {
                 score_gradients(m.p + q, m.ds + q, sight, delta + q, lse + q);

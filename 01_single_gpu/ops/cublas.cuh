@@ -43,7 +43,7 @@ struct CublasPlan {
 };
 
 // c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation. A usage error where cuBLASLt
-// has no algorithm; it ends with `advice`: what would work. rows: as if a had so many. most: algorithms to find, up to 8.
+// has no algorithm; it ends with `advice`: what would work. rows: as if a had so many. most: algorithms, up to 8.
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
                      const std::function<void(CublasPlan&)>& set_up = {}, int64_t rows = 0, int most = 1);
 void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta);

@@ -1,7 +1,7 @@
 #pragma once
 // The file of --matmul-autotune: for each product on a GPU the fastest of the algorithms that cuBLASLt's heuristic
-// names first (matmul.cu). A line: GPU and version of cuBLASLt; product; algorithm. Ranks may share it: each appends what
-// it has timed and reads again, and of a product's lines the first counts, so that all ranks run the same kernels.
+// names first (matmul.cu). A line: GPU and version of cuBLASLt; product; algorithm. Ranks may share it: each appends
+// what it has timed and reads again, and of a product's lines the first counts: all ranks run the same kernels.
 #include <array>
 #include <cstdint>
 #include <optional>

@@ -28,12 +28,11 @@ struct Simd {
     typedef C Vector __attribute__((vector_size(kVectorBytes)));
     typedef C Unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(C)), may_alias));
     static constexpr int lanes = kVectorBytes / sizeof(C);
-    static constexpr int two = 2 * lanes;
+    static constexpr int wide = 2 * lanes;  // the widest row of a block in registers
     static_assert(kPad % lanes == 0 && kPad % kAccumulators == 0);
 
     static Vector load(const C* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(C* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
-    static Vector all(C x) { return Vector{} + x; }
     template <int Step = lanes / 2>
     static C sum(Vector v) {  // by halves
         if constexpr (Step == 0)
@@ -50,7 +49,7 @@ struct Simd {
     static Vector exp(Vector x) {  // of x that are small enough: at most a score's distance to the largest
         return exp_simd<Vector, C, Bits, false>(x);
     }
-    // Of normal x > 0: a chord's guess, 0.06 off, and Halley's steps, each of which cubes the error and divides it by 12.
+    // Of x >= 1: a chord's guess, 0.06 off, and Halley's steps, each of which cubes the error and divides it by 12.
     static Vector log(Vector x) {
         const Bits mantissa = reinterpret_cast<Bits>(x) - (typename Exp<C>::Bits(Exp<C>::bias) << Exp<C>::mantissa);
         Vector y = __builtin_convertvector(mantissa, Vector) * C(0.6931471805599453 / (int64_t{1} << Exp<C>::mantissa));

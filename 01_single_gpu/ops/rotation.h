@@ -21,8 +21,8 @@ struct Rotation {
     }
 };
 
-// Calls body(row, rotation) for every row in parallel. Where all sequences have the same positions, an angle is computed
-// once for all of them: half of the op's time.
+// Calls body(row, rotation) for every row in parallel. Where all sequences have the same positions, an angle is
+// computed once for all of them: half of the op's time.
 template <class C, class Body>
 void rotate_rows(const Rope& rope, const Tensor& positions, int64_t cols, const Body& body) {
     const int32_t* of_row = positions.data<int32_t>();
@@ -30,7 +30,9 @@ void rotate_rows(const Rope& rope, const Tensor& positions, int64_t cols, const 
     if (rows == 0) return;
     int64_t period = std::find(of_row + 1, of_row + rows, of_row[0]) - of_row;
     if (!std::equal(of_row + period, of_row + rows, of_row)) period = rows;
-    parallel_ranges(period, 16 + 4096 / cols, [&](int64_t begin, int64_t end) {
+    const int64_t alike = rows / period, elements = std::max<int64_t>(alike * cols, 1);
+    const int64_t adjacent = std::min<int64_t>(16, (period - 1) / omp_get_max_threads() + 1);
+    parallel_ranges(period, std::max(adjacent, 1 + 4096 / elements), [&](int64_t begin, int64_t end) {
         std::vector<Rotation<C>> rotations;
         for (int64_t i = begin; i < end; ++i) rotations.emplace_back(rope, of_row[i]);
         for (int64_t sequence = 0; sequence < rows; sequence += period)
