@@ -120,10 +120,7 @@ TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: n
             }
 }
 
-TEST_CASE(
-    "the ledger and the wire: what is sharded is sharded exactly, activations by the formula, with sequence "
-    "parallelism "
-    "by tp; the collectives of a block and of a step in number and in bytes") {
+TEST_CASE("the ledger and the wire: shards, activations, collectives of a block and of a step, by the formulas") {
     const Text text;
     int64_t run_number = 0;
     std::vector<TrainOptions> all_variants = variants(text);
