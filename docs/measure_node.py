@@ -84,8 +84,7 @@ def train(n, name, shape, flags="", program="01_single_gpu", ranks=1, simulated=
         return rows
     words = [*words_of(shape), "--dtype", "bf16", *flags.split()]
     plan = n.expected(words, simulated or ranks)
-    need = plan.get("peak memory", 0) * 1e9
-    if n.memory and need > n.memory:
+    if (need := plan.get("peak memory", 0) * 1e9) > n.memory > 0:
         return n.record(name, "not run", [{}], f"needs {need / 1e9:.1f} GB, the card has {n.memory / 1e9:.1f}")
 
     def rows(_):
@@ -231,11 +230,10 @@ STEPS = {  # in order: what is measured, and how
 def probed(options, checked, cmake):
     """What 01_single_gpu prints; it is built first if it is not there, does not start or has no CUDA."""
     words = [options.bin / "01_single_gpu", *words_of(SMALL), "--dtype", "bf16", "--steps", 0]
-    lacking = [what for what, has, _ in checked if what in ("nvcc", "NCCL", "MPI") and not has]
     code, text, _ = execute([*words, "--device", options.device], 120)
     if options.bin == ROOT / "build/bin" and (code == 127 or "this build has no CUDA" in text):
         build = ["bash", "tests/setup.sh", "build", "-DTRAIN70B_CUDA=ON", "-DCMAKE_CUDA_COMPILER=nvcc", *cmake]
-        if lacking:
+        if lacking := [what for what, has, _ in checked if what in ("nvcc", "NCCL", "MPI") and not has]:
             text = f"{text.strip()}; it cannot be built without {' and '.join(lacking)}"
         elif subprocess.call(build, env=programs.ENVIRONMENT) == 0:
             code, text, _ = execute([*words, "--device", options.device], 120)
