@@ -117,7 +117,7 @@ def test_scripts_say_one_line_of_a_path_that_cannot_be_used(run, words):
 
 def test_refuses_where_there_is_nothing_to_measure(run):
     measured(run, "--device cpu slices", code=2).says("slices: the steps are kernels, nccl, ceilings, ")
-    done = measured(run, code=2, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = measured(run, code=2, env={"CUDA_VISIBLE_DEVICES": "", "EMULATE_GPUS": "0"})
     assert len(done.err.splitlines()) == 1 and done.err.startswith("measure_node: 01_single_gpu: --device cuda: "), done
     assert not (run.folder / "out").exists()
 
