@@ -1,7 +1,10 @@
 // What the device says of itself: memory beside the ledger's, and why a build cannot run on it.
 #include <unistd.h>
 
+#include <cstring>
+
 #include "01_single_gpu/core/cuda_device.h"
+#include "01_single_gpu/core/gpu_support.h"
 #include "01_single_gpu/core/profile.h"
 #include "tests/cuda_ops.h"
 
@@ -135,12 +138,15 @@ TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not 
             EXPECT_USAGE_ERROR(Tensor({1}, DType::f32, Device::cuda), expected);
         return;
     }
+    const std::string versions = cuda_versions();  // "..., code for 80,90a-real; ..."
+    const size_t begin = versions.find("code for ") + std::strlen("code for ");
+    const std::string architectures = versions.substr(begin, versions.find(';', begin) - begin);
+    using Case = std::pair<const char*, std::string>;
     for (const auto& [setting, expected] :
-         {std::pair("EMULATE_DRIVER=12080",
-                    "--device cuda: the NVIDIA driver knows CUDA up to 12.8, and this build needs"),
+         {Case{"EMULATE_DRIVER=12080", "--device cuda: the NVIDIA driver knows CUDA up to 12.8, and this build needs"},
           {"EMULATE_CAPABILITY=75", "not for a GPU of compute capability 7.5 (the kernels need 8.0"},
-          {"EMULATE_CAPABILITY=80", ""},
-          {"EMULATE_CAPABILITY=100", ""},
+          {"EMULATE_CAPABILITY=80", no_code_for(architectures, 8, 0)},
+          {"EMULATE_CAPABILITY=100", no_code_for(architectures, 10, 0)},
           {"EMULATE_DRIVER=13010", ""}}) {
         const std::string child =
             fmt::format("{} TRAIN70B_TEST_EXPECTED='{}' /proc/{}/exe --test-case='a GPU that this build*' > /dev/null",
