@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "01_single_gpu/complete/report/report.h"
 #include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
@@ -20,16 +19,14 @@ CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig
     return cost;
 }
 
-namespace {
-double best_interval(double cost_s, double mean_time_between_failures_s) {
+static double best_interval(double cost_s, double mean_time_between_failures_s) {
     return std::sqrt(2 * cost_s * mean_time_between_failures_s);
 }
 
-std::string duration(double seconds) {
+static std::string duration(double seconds) {
     if (seconds < 120) return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
     return seconds < 7200 ? fmt::format("{:.0f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
 }
-}  // namespace
 
 Table checkpoint_table(const CheckpointCost& cost) {
     Table table(fmt::format("checkpoints: {:.1f} GB ({:.2f} bytes per parameter), {} to write at {:.0f} GB/s per node "

@@ -26,8 +26,7 @@ std::string largest_kind(const MemoryPeak& peak) {
 Column ep_column(bool shown) { return shown ? Column("ep") : Column("ep").text_only().csv_only(); }
 
 // The fastest layout that fits, of the groups for which `which` is true.
-template <class Which>
-const Candidate* fastest(const Choice& choice, const Which& which) {
+const Candidate* fastest(const Choice& choice, const auto& which) {
     const Candidate* found = nullptr;
     for (const LayoutGroup& group : choice.groups)
         if (group.best && which(group) && (!found || group.best->estimate.seconds() < found->estimate.seconds()))
@@ -74,7 +73,7 @@ Prediction estimated(const Candidate& candidate) {
 }
 
 std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit) {
-    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    std::ranges::stable_sort(all, {}, &Prediction::seconds);
     const auto key = [&](const Prediction& p) {
         const bool tight = limit - p.candidate.bytes() < device_bytes / 10;
         return std::tuple(tight, p.candidate.layout.axes());
@@ -82,8 +81,7 @@ std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes
     for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
         const double slowest = (1 + kEqual) * all[begin].seconds;
         while (end < all.size() && all[end].seconds <= slowest) all[end++].equal_to = int64_t(begin) + 1;
-        std::stable_sort(all.begin() + std::ptrdiff_t(begin), all.begin() + std::ptrdiff_t(end),
-                         [&](const auto& a, const auto& b) { return key(a) < key(b); });
+        std::ranges::stable_sort(all.begin() + std::ptrdiff_t(begin), all.begin() + std::ptrdiff_t(end), {}, key);
     }
     return all;
 }
@@ -132,7 +130,7 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
     const auto key = [](const LayoutGroup* g) {
         return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : g->smallest->bytes(), g->tp, g->pp, g->ep);
     };
-    std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
+    std::ranges::sort(order, {}, key);
     const double fastest_s = winner.estimate.seconds();
     const Layout& w = winner.layout;
     size_t rows = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -210,12 +211,7 @@ class Explained {
 // ---- one rank -------------------------------------------------------------------------------------------------------
 
 // Also an error ends the recording, before the recorder is gone.
-class RecorderScope {
-  public:
-    explicit RecorderScope(Recorder& during) { recorder = &during; }
-    ~RecorderScope() { recorder = nullptr; }
-    RecorderScope(const RecorderScope&) = delete;
-};
+using RecorderScope = std::unique_ptr<Recorder, decltype([](Recorder*) { recorder = nullptr; })>;
 
 class Rank {
   public:
@@ -278,7 +274,7 @@ class Rank {
         options.global_batch = micro_batches * options.micro_batch * config_.mesh.dp;
         std::optional<MarkedLoop> loop;
         recorder_.begin_run();
-        const RecorderScope scope(recorder_);
+        const RecorderScope scope(recorder = &recorder_);
         run_meta_step(
             options, nlohmann::ordered_json::object(), data_, config_, rank_,
             [&](Trainer& trainer) {
