@@ -7,6 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/core/say.h"
+
 namespace train70b {
 
 namespace {
