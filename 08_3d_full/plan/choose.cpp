@@ -71,8 +71,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
 }
 
 bool any_fits(const PlanRequest& request, double limit) {
-    const Enumeration all = enumerate_layouts(request);
-    return std::any_of(all.layouts.begin(), all.layouts.end(), [&](const Layout& layout) {
+    return std::ranges::any_of(enumerate_layouts(request).layouts, [&](const Layout& layout) {
         return double(largest_rank(request, layout, limit).second.total) <= limit;
     });
 }

@@ -121,8 +121,7 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
 }
 
 Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows) {
-    const bool experts =
-        std::any_of(choice.groups.begin(), choice.groups.end(), [](const LayoutGroup& g) { return g.ep > 1; });
+    const bool experts = std::ranges::any_of(choice.groups, [](const LayoutGroup& g) { return g.ep > 1; });
     Table table("why the others lost",
                 {"tp", "cp", "pp", ep_column(experts), "layouts", "fit", "best of them", Column("why").left()});
     std::vector<const LayoutGroup*> order;
