@@ -1,6 +1,7 @@
 #include "08_3d_full/plan/explain.h"
 
 #include <algorithm>
+#include <span>
 
 #include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/experts/expert_parallel.h"
@@ -132,9 +133,7 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
     std::ranges::sort(order, {}, key);
     const double fastest_s = winner.estimate.seconds();
     const Layout& w = winner.layout;
-    size_t rows = 0;
-    for (const LayoutGroup* g : order) {
-        if (++rows > most_rows) break;
+    for (const LayoutGroup* g : std::span(order).first(std::min(order.size(), most_rows))) {
         std::string best = "-", why;
         if (g->best) {
             best = fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s);
@@ -246,8 +245,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         text = fmt::format(
             "Expert parallelism, over consecutive ranks: {} of the parameters are experts', {} of {} in a layer for a "
             "token; with ep {} a rank sends {:.0f} MB per layer and micro-batch. Chosen: ep {}, {} of the step "
-            "exposed; "
-            "{} rank{} with the same experts",
+            "exposed; {} rank{} with the same experts",
             share(routed, parameters), c.experts.top_k, c.experts.count, ep,
             double(expert_traffic(c, ep, w.micro_batch * r.seq_len / (w.cp * w.tp), r.dtype, w.recompute)) / 1e6, w.ep,
             share(winner.candidate.estimate.ep, best_s), w.edp(), w.edp() == 1 ? "" : "s");

@@ -293,9 +293,8 @@ class Rank {
 };
 
 bool equal_calls_and_memory(const Sequence& a, const Sequence& b) {
-    return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments && a.parts.size() == b.parts.size() &&
-           std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(),
-                      [](const Part& x, const Part& y) { return x.segment == y.segment; });
+    return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments &&
+           std::ranges::equal(a.parts, b.parts, {}, &Part::segment, &Part::segment);
 }
 
 }  // namespace
