@@ -205,9 +205,8 @@ void check_other_runs(const std::string& dir, const std::optional<Manifest>& sta
     const std::string newest = steps.empty() ? "weights" : fmt::format("step-{}", steps.back());
     if (!start)
         usage_error(
-            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another "
-            "folder)",
-            dir, newest);
+            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another folder)", dir,
+            newest);
     std::error_code error;
     if (steps.empty() || !fs::equivalent(start->folder, dir + "/" + newest, error))
         usage_error(
