@@ -7,9 +7,7 @@
 
 namespace train70b {
 
-namespace {
-char kind_of(const std::string& folder) { return folder[folder.rfind('/') + 1]; }
-}  // namespace
+static char kind_of(const std::string& folder) { return folder[folder.rfind('/') + 1]; }
 
 void AfterCheckpoint::complete(const std::string& folder) {
     if (command_.empty()) return;

@@ -87,8 +87,7 @@ void Checkpoints::finish() {
     if (step_ > 0 && last_full_ != step_) {
         if (this_rank == 0)
             throw std::runtime_error(
-                fmt::format("--checkpoint-dir {}: the checkpoint of the last step, {}, could not "
-                            "be written; {}",
+                fmt::format("--checkpoint-dir {}: the checkpoint of the last step, {}, could not be written; {}",
                             options_.dir, step_, newest_text(options_.dir)));
         world_.barrier().wait();  // until rank 0 ends all
     }

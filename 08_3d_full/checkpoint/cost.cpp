@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "01_single_gpu/complete/report/report.h"
 #include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
@@ -20,16 +19,10 @@ CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig
     return cost;
 }
 
-namespace {
-double best_interval(double cost_s, double mean_time_between_failures_s) {
-    return std::sqrt(2 * cost_s * mean_time_between_failures_s);
-}
-
-std::string duration(double seconds) {
+static std::string duration(double seconds) {
     if (seconds < 120) return fmt::format("{:.{}f} s", seconds, seconds < 10 ? 1 : 0);
     return seconds < 7200 ? fmt::format("{:.0f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
 }
-}  // namespace
 
 Table checkpoint_table(const CheckpointCost& cost) {
     Table table(fmt::format("checkpoints: {:.1f} GB ({:.2f} bytes per parameter), {} to write at {:.0f} GB/s per node "
@@ -39,13 +32,14 @@ Table checkpoint_table(const CheckpointCost& cost) {
                 {"mean time between failures", "written in the step: every", "lost", "asynchronous: every", "lost"});
     for (const auto& [name, hours] : {std::pair("1 hour", 1.0), {"6 hours", 6.0}, {"1 day", 24.0}, {"1 week", 168.0}}) {
         const double mean = 3600 * hours;
+        const auto best_interval = [mean](double cost_s) { return std::sqrt(2 * cost_s * mean); };
         // delay: between the step of a checkpoint and its last byte on the disk, while training goes on
         const auto lost = [&](double step_cost, double interval, double delay) {
             return fmt::format("{:.2f}%", 100 * (step_cost / interval + (interval / 2 + delay) / mean));
         };
-        const double sync = best_interval(cost.write_s, mean);
+        const double sync = best_interval(cost.write_s);
         // One cannot begin before the last one is written.
-        const double async = std::max(best_interval(cost.copy_s, mean), cost.write_s);
+        const double async = std::max(best_interval(cost.copy_s), cost.write_s);
         table.row({name, duration(sync), lost(cost.write_s, sync, 0), duration(async),
                    lost(cost.copy_s, async, cost.write_s)});
     }

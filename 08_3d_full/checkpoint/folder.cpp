@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/number.h"
+#include "01_single_gpu/core/say.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/checkpoint/durable.h"
@@ -96,20 +97,9 @@ namespace {
 
 // What must be the same for the losses to go on as if nothing had happened (with a ramp --global-batch, too), and what
 // may change, which is said.
-constexpr const char* kFixed[] = {"seed",
-                                  "seq-len",
-                                  "val-fraction",
-                                  "dtype",
-                                  "grad-dtype",
-                                  "optimizer",
-                                  "fp8",
-                                  "fp8-history",
-                                  "batch-ramp",
-                                  "seq-ramp",
-                                  "document-token",
-                                  "mup",
-                                  "mask-document-ends",
-                                  "stochastic-rounding"};
+constexpr const char* kFixed[] = {"seed", "seq-len",     "val-fraction", "dtype",    "grad-dtype",     "optimizer",
+                                  "fp8",  "fp8-history", "batch-ramp",   "seq-ramp", "document-token", "mup"};
+constexpr const char* kFixedSwitches[] = {"mask-document-ends", "stochastic-rounding"};  // off before there was one
 constexpr const char* kNoted[] = {"steps",        "lr",     "min-lr",    "warmup-steps", "lr-schedule",
                                   "weight-decay", "beta1",  "beta2",     "eps",          "clip",
                                   "fp8-margin",   "z-loss", "skip-step", "mtp-loss",     "loss-scale"};
@@ -170,10 +160,10 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags, DType d
     const auto text = [](const auto& object, const char* name) {
         const auto found = object.find(name);
         if (found != object.end() && found->is_string()) return found->template get<std::string>();
-        const std::string flag = name;  // written before there was one
-        return std::string(flag == "mask-document-ends" || flag == "stochastic-rounding" ? "off" : "");
+        return std::string(std::ranges::count(kFixedSwitches, std::string_view(name)) > 0 ? "off" : "");
     };
     std::vector<const char*> fixed(std::begin(kFixed), std::end(kFixed));
+    fixed.insert(fixed.end(), std::begin(kFixedSwitches), std::end(kFixedSwitches));
     const std::vector<const char*> others = fixed_flags_of_other_part();
     if (manifest.model.is_sparse()) fixed.insert(fixed.end(), others.begin(), others.end());
     const bool ramp = !text(flags, "batch-ramp").empty() || !text(flags, "seq-ramp").empty();
@@ -215,9 +205,8 @@ void check_other_runs(const std::string& dir, const std::optional<Manifest>& sta
     const std::string newest = steps.empty() ? "weights" : fmt::format("step-{}", steps.back());
     if (!start)
         usage_error(
-            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another "
-            "folder)",
-            dir, newest);
+            "--checkpoint-dir {}: has the checkpoints of another run, up to {} (try --resume, or another folder)", dir,
+            newest);
     std::error_code error;
     if (steps.empty() || !fs::equivalent(start->folder, dir + "/" + newest, error))
         usage_error(

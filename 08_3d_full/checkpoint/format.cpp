@@ -3,7 +3,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -74,10 +73,8 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
                         .bytes = read.integer("bytes", INT64_MAX, 8),
                         .crc32 = uint32_t(read.integer("crc32", UINT32_MAX, 0)),
                         .tensors = {}};
-    const auto plain = [](char c) {
-        return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
-    };
-    if (file.name.empty() || !std::all_of(file.name.begin(), file.name.end(), plain) || file.name.front() == '.')
+    constexpr const char* kPlain = "-_.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    if (file.name.empty() || file.name.find_first_not_of(kPlain) != file.name.npos || file.name.front() == '.')
         usage_error("{}: {} is not the name of a file in this folder", path, quoted(file.name));
     for (const json& name : read.list("tensors")) {
         if (!name.is_string()) read.refuse("tensors", "must be a list of names");

@@ -16,7 +16,7 @@ struct MainFlags {
     Ramps ramps;
     WatchOptions watch;
     SimulateOptions simulate;
-    Probing probing = Probing::off;
+    std::string probing = "off";
     OptionalOutput links{"--probe-file"};
     CheckpointOptions checkpoint;
     ElasticOptions elastic;

@@ -43,8 +43,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
             group.smallest = {layout, estimator(layout), memory, rank};
     }
     const auto order = [](const Candidate& c) { return std::tuple(c.estimate.seconds(), c.layout); };  // ties, too
-    std::sort(candidates.begin(), candidates.end(),
-              [&](const Candidate& a, const Candidate& b) { return order(a) < order(b); });
+    std::ranges::sort(candidates, {}, order);
     // Those that fit by formula and those that only may fit are counted apart: neither takes the other's places.
     std::map<std::pair<bool, Layout>, int64_t> of_mesh, of_variant;
     int64_t chosen = 0;
@@ -72,8 +71,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
 }
 
 bool any_fits(const PlanRequest& request, double limit) {
-    const Enumeration all = enumerate_layouts(request);
-    return std::any_of(all.layouts.begin(), all.layouts.end(), [&](const Layout& layout) {
+    return std::ranges::any_of(enumerate_layouts(request).layouts, [&](const Layout& layout) {
         return double(largest_rank(request, layout, limit).second.total) <= limit;
     });
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/cost.h"
 #include "08_3d_full/complete/compose.h"
 #include "08_3d_full/plan/record.h"

@@ -1,6 +1,5 @@
 #include "08_3d_full/plan/enumerate.h"
 
-#include <algorithm>
 #include <map>
 #include <numeric>
 
@@ -50,8 +49,7 @@ class Enumerator {
         }
         for (const auto& [key, sizes] : others_)
             found_.others.push_back({key.first, key.second, {sizes.begin(), sizes.end()}});
-        const bool pipelines = std::any_of(found_.layouts.begin(), found_.layouts.end(),
-                                           [](const Layout& layout) { return layout.pp > 1; });
+        const bool pipelines = std::ranges::any_of(found_.layouts, [](const Layout& layout) { return layout.pp > 1; });
         for (const ScheduleGenerator& entry : schedule_generators())
             if (pipelines && r_.pipeline.empty() && entry.on_request)
                 found_.others.push_back(

@@ -84,8 +84,7 @@ class Refinement {
             if (links.first[size_t(link)] != entry.link) continue;
             SharedTransfer& transfer =
                 q.transfers[size_t(transfer_at.at(key(sites.of[size_t(entry.site)], entry.call)))];
-            const auto same = [link](const FlowLoad& load) { return load.link == link; };
-            auto at = std::find_if(transfer.loads.begin(), transfer.loads.end(), same);
+            auto at = std::ranges::find(transfer.loads, link, &FlowLoad::link);
             if (at == transfer.loads.end()) at = transfer.loads.insert(at, {link, 0});
             at->share += entry.bytes / transfer.bytes;
         }

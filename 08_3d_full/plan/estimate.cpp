@@ -9,16 +9,10 @@
 
 namespace train70b {
 
-std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estimate& e) {
-    return {{{"compute", e.compute},
-             {"recompute", e.recompute},
-             {"exposed tp", e.tp},
-             {"exposed cp", e.cp},
-             {"exposed pp", e.pp},
-             {"exposed dp", e.dp},
-             {"bubble", e.bubble},
-             {"update", e.update},
-             {"exposed ep", e.ep}}};
+std::vector<std::pair<const char*, double>> parts_of(const Estimate& e) {
+    return {{"compute", e.compute}, {"recompute", e.recompute}, {"exposed tp", e.tp},
+            {"exposed cp", e.cp},   {"exposed pp", e.pp},       {"exposed dp", e.dp},
+            {"bubble", e.bubble},   {"update", e.update},       {"exposed ep", e.ep}};
 }
 
 Estimator::Estimator(const PlanRequest& request, const ClusterModel& cluster)

@@ -1,6 +1,7 @@
 #include "08_3d_full/plan/explain.h"
 
 #include <algorithm>
+#include <span>
 
 #include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/experts/expert_parallel.h"
@@ -26,8 +27,7 @@ std::string largest_kind(const MemoryPeak& peak) {
 Column ep_column(bool shown) { return shown ? Column("ep") : Column("ep").text_only().csv_only(); }
 
 // The fastest layout that fits, of the groups for which `which` is true.
-template <class Which>
-const Candidate* fastest(const Choice& choice, const Which& which) {
+const Candidate* fastest(const Choice& choice, const auto& which) {
     const Candidate* found = nullptr;
     for (const LayoutGroup& group : choice.groups)
         if (group.best && which(group) && (!found || group.best->estimate.seconds() < found->estimate.seconds()))
@@ -74,7 +74,7 @@ Prediction estimated(const Candidate& candidate) {
 }
 
 std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit) {
-    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    std::ranges::stable_sort(all, {}, &Prediction::seconds);
     const auto key = [&](const Prediction& p) {
         const bool tight = limit - p.candidate.bytes() < device_bytes / 10;
         return std::tuple(tight, p.candidate.layout.axes());
@@ -82,8 +82,7 @@ std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes
     for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
         const double slowest = (1 + kEqual) * all[begin].seconds;
         while (end < all.size() && all[end].seconds <= slowest) all[end++].equal_to = int64_t(begin) + 1;
-        std::stable_sort(all.begin() + std::ptrdiff_t(begin), all.begin() + std::ptrdiff_t(end),
-                         [&](const auto& a, const auto& b) { return key(a) < key(b); });
+        std::ranges::stable_sort(all.begin() + std::ptrdiff_t(begin), all.begin() + std::ptrdiff_t(end), {}, key);
     }
     return all;
 }
@@ -123,8 +122,7 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
 }
 
 Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows) {
-    const bool experts =
-        std::any_of(choice.groups.begin(), choice.groups.end(), [](const LayoutGroup& g) { return g.ep > 1; });
+    const bool experts = std::ranges::any_of(choice.groups, [](const LayoutGroup& g) { return g.ep > 1; });
     Table table("why the others lost",
                 {"tp", "cp", "pp", ep_column(experts), "layouts", "fit", "best of them", Column("why").left()});
     std::vector<const LayoutGroup*> order;
@@ -132,12 +130,10 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
     const auto key = [](const LayoutGroup* g) {
         return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : g->smallest->bytes(), g->tp, g->pp, g->ep);
     };
-    std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
+    std::ranges::sort(order, {}, key);
     const double fastest_s = winner.estimate.seconds();
     const Layout& w = winner.layout;
-    size_t rows = 0;
-    for (const LayoutGroup* g : order) {
-        if (++rows > most_rows) break;
+    for (const LayoutGroup* g : std::span(order).first(std::min(order.size(), most_rows))) {
         std::string best = "-", why;
         if (g->best) {
             best = fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s);
@@ -249,8 +245,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         text = fmt::format(
             "Expert parallelism, over consecutive ranks: {} of the parameters are experts', {} of {} in a layer for a "
             "token; with ep {} a rank sends {:.0f} MB per layer and micro-batch. Chosen: ep {}, {} of the step "
-            "exposed; "
-            "{} rank{} with the same experts",
+            "exposed; {} rank{} with the same experts",
             share(routed, parameters), c.experts.top_k, c.experts.count, ep,
             double(expert_traffic(c, ep, w.micro_batch * r.seq_len / (w.cp * w.tp), r.dtype, w.recompute)) / 1e6, w.ep,
             share(winner.candidate.estimate.ep, best_s), w.edp(), w.edp() == 1 ? "" : "s");

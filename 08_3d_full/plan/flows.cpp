@@ -36,9 +36,8 @@ int32_t Flows::add(double now, double bytes, const std::vector<FlowLoad>& loads)
 }
 
 bool Flows::alone(const std::vector<FlowLoad>& loads, size_t flows) const {
-    for (const FlowLoad& load : loads)
-        if (links_[size_t(load.link)].flows.size() > flows) return false;
-    return true;
+    return std::ranges::all_of(
+        loads, [&](int32_t link) { return links_[size_t(link)].flows.size() <= flows; }, &FlowLoad::link);
 }
 
 void Flows::drop_stale() {

@@ -35,10 +35,8 @@ class ProgressLine {
         const auto now = std::chrono::steady_clock::now();
         if (now < next_) return;
         next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
-        std::fputs(
-            fmt::format("{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part, terminal_ ? "" : "\n")
-                .c_str(),
-            stderr);
+        fmt::print(stderr, "{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part,
+                   terminal_ ? "" : "\n");
         shown_ = terminal_;
     }
     void clear() {

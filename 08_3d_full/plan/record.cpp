@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -210,12 +211,7 @@ class Explained {
 // ---- one rank -------------------------------------------------------------------------------------------------------
 
 // Also an error ends the recording, before the recorder is gone.
-class RecorderScope {
-  public:
-    explicit RecorderScope(Recorder& during) { recorder = &during; }
-    ~RecorderScope() { recorder = nullptr; }
-    RecorderScope(const RecorderScope&) = delete;
-};
+using RecorderScope = std::unique_ptr<Recorder, decltype([](Recorder*) { recorder = nullptr; })>;
 
 class Rank {
   public:
@@ -278,7 +274,7 @@ class Rank {
         options.global_batch = micro_batches * options.micro_batch * config_.mesh.dp;
         std::optional<MarkedLoop> loop;
         recorder_.begin_run();
-        const RecorderScope scope(recorder_);
+        const RecorderScope scope(recorder = &recorder_);
         run_meta_step(
             options, nlohmann::ordered_json::object(), data_, config_, rank_,
             [&](Trainer& trainer) {
@@ -297,9 +293,8 @@ class Rank {
 };
 
 bool equal_calls_and_memory(const Sequence& a, const Sequence& b) {
-    return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments && a.parts.size() == b.parts.size() &&
-           std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(),
-                      [](const Part& x, const Part& y) { return x.segment == y.segment; });
+    return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments &&
+           std::ranges::equal(a.parts, b.parts, {}, &Part::segment, &Part::segment);
 }
 
 }  // namespace

@@ -182,8 +182,7 @@ class CallReport {
         while (place.insert({path.back(), path.size() - 1}).second) {
             const std::vector<Call> missing = missing_at(path.back());
             CHECK(!missing.empty(), "rank {} waits for nobody", path.back().rank);
-            const auto known =
-                std::find_if(missing.begin(), missing.end(), [&](const Call& call) { return place.contains(call); });
+            const auto known = std::ranges::find_if(missing, [&](const Call& call) { return place.contains(call); });
             path.push_back(known == missing.end() ? missing[0] : *known);
         }
         std::string line;

@@ -11,10 +11,9 @@
 
 namespace train70b {
 
-namespace {
-
 // "3:1.2,7:2": what is numbered below `count`, and how many times slower each is.
-std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, const char* what, int64_t count) {
+static std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, const char* what,
+                                            int64_t count) {
     std::map<int64_t, double> slow;
     const auto refuse = [&](const std::string& item, const std::string& problem) {
         usage_error("{} {}: {} (try 0:1.5, or 0:1.5,3:2)", flag, item, problem);
@@ -32,8 +31,6 @@ std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, 
     }
     return slow;
 }
-
-}  // namespace
 
 void add_simulate_flags(CommandLine& flags, TrainOptions& options, SimulateOptions& simulate) {
     flags.group("Output");
@@ -91,16 +88,12 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
     if (simulate.trace.given()) simulate.trace.open();
 }
 
-namespace {
-
 // "70,123"
-std::string grouped(double number) {
+static std::string grouped(double number) {
     std::string text = fmt::format("{:.0f}", number);
     for (size_t i = text.size(); i > 3;) text.insert(i -= 3, ",");
     return text;
 }
-
-}  // namespace
 
 double tokens_per_s_per_gpu(const SimulatedStep& step, const StepWork& work, int64_t ranks) {
     return work.tokens / step.seconds / double(ranks);
@@ -142,8 +135,7 @@ Table step_table(const SimulatedStep& step, const Recording& recording, const Cl
 // The ops, the longest first.
 static Table ops_table(const SimulatedStep& step) {
     std::vector<std::pair<std::string, SimulatedStep::Op>> ops(step.ops.begin(), step.ops.end());
-    std::stable_sort(ops.begin(), ops.end(),
-                     [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    std::ranges::stable_sort(ops, std::greater(), [](const auto& op) { return op.second.seconds; });
     double all = 0;
     for (const auto& [name, op] : ops) all += op.seconds;
     Table table("computation, by op: mean of the ranks", {"op", "calls", "ms", "share"});

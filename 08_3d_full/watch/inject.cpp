@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -19,6 +20,12 @@ using Words = std::vector<std::string>;
 const Words kKinds = {"kill",     "hang",   "stop", "slow", "nan", "wrong-sum", "wrong-group", "skip-collective",
                       "deadlock", "bitflip"};
 const Words kKindsWithParam = {"nan", "wrong-sum", "wrong-group", "bitflip"};
+
+// On standard error, of this rank.
+template <class... Args>
+void tell(fmt::format_string<Args...> text, Args&&... args) {
+    fmt::print(stderr, "FAULT INJECTION: rank {}: {}\n", this_rank, fmt::format(text, std::forward<Args>(args)...));
+}
 
 std::string list_of(const Words& words) { return fmt::format("{}", fmt::join(words, ", ")); }
 
@@ -75,7 +82,7 @@ Inject::Inject(std::vector<Fault> faults, Trainer& trainer) : trainer_(trainer) 
 const Fault* Inject::strikes(const char* kind, int64_t step) const {
     for (const Fault& fault : mine_) {
         if (fault.kind != kind || fault.step != step) continue;
-        fmt::print(stderr, "FAULT INJECTION: rank {}: {} at step {}\n", this_rank, kind, step);
+        tell("{} at step {}", kind, step);
         std::fflush(stderr);
         return &fault;
     }
@@ -124,20 +131,16 @@ void Inject::put_nan(const Fault& fault) {
         const bool full = parts[0].size() == segment.param->local.size();
         Tensor element = parts[0].element_slice(full ? segment.offset : 0, {1});
         fill(element, std::numeric_limits<double>::quiet_NaN());
-        fmt::print(stderr, "FAULT INJECTION: rank {}: step {}: the gradient of {} has a NaN\n", this_rank, fault.step,
-                   segment.param->name);
+        tell("step {}: the gradient of {} has a NaN", fault.step, segment.param->name);
         done = true;
     });
-    if (!done) fmt::print(stderr, "FAULT INJECTION: rank {}: no gradient is counted here\n", this_rank);
+    if (!done) tell("no gradient is counted here");
 }
 
 // Its gradient is set to 0 after each backward pass of the unit, before the store reduces it.
 void Inject::leave_out(const Fault& fault) {
     const Param* param = parameter_of(fault, trainer_.model, false);
-    if (!param) {
-        fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such parameter\n", this_rank);
-        return;
-    }
+    if (!param) return tell("it has no such parameter");
     for (Unit* unit : trainer_.model.units_run()) {
         const std::vector<Param*>& own = (unit->owner ? unit->owner : unit)->params;
         if (std::find(own.begin(), own.end(), param) == own.end()) continue;
@@ -151,8 +154,7 @@ void Inject::leave_out(const Fault& fault) {
             return body(tape, x);
         });
     }
-    fmt::print(stderr, "FAULT INJECTION: rank {}: from step {} on, its gradient of {} is missing\n", this_rank,
-               fault.step, param->name);
+    tell("from step {} on, its gradient of {} is missing", fault.step, param->name);
 }
 
 void Inject::flip_bit(const Fault& fault) {
@@ -163,10 +165,7 @@ void Inject::flip_bit(const Fault& fault) {
             const bool wanted = fault.param.empty() || segment.param->name == fault.param;
             if (!weight && wanted && segment.data.size() > 0) weight = segment.data, param = segment.param;
         });
-    if (!weight) {
-        fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such weight\n", this_rank);
-        return;
-    }
+    if (!weight) return tell("it has no such weight");
     const int64_t element = weight.size() / 2;
     Tensor there = weight.element_slice(element, {1}), here({1}, weight.dtype(), Device::cpu, Memory::workspace);
     copy(here, there);
@@ -174,8 +173,8 @@ void Inject::flip_bit(const Fault& fault) {
     const int bit = weight.dtype() == DType::f64 ? 51 : weight.dtype() == DType::bf16 ? 6 : 22;
     static_cast<uint8_t*>(here.raw())[bit / 8] ^= uint8_t(1 << bit % 8);  // little-endian
     copy(there, here);
-    fmt::print(stderr, "FAULT INJECTION: rank {}: after step {}: {}, element {} of this rank's: {} becomes {}\n",
-               this_rank, fault.step, param->name, element, before, read(here)[0]);
+    tell("after step {}: {}, element {} of this rank's: {} becomes {}", fault.step, param->name, element, before,
+         read(here)[0]);
 }
 
 void add_inject_flag(Flags& flags, std::string& text) {

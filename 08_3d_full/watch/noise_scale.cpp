@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "01_single_gpu/core/say.h"
+
 namespace train70b {
 
 // tag::moments[]

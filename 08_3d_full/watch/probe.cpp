@@ -176,10 +176,10 @@ std::string probe_links(const Comm& world, Device device) {
     return file.dump(2) + "\n";
 }
 
-void check_machines(Program& p, const MeshComms& ranks, Probing probing, OptionalOutput& links) {
+void check_machines(Program& p, const MeshComms& ranks, const std::string& probing, OptionalOutput& links) {
     const std::vector<std::string> hosts = hosts_of_ranks();
     p.trainer().note(text_of(hosts), {{"event", "hosts"}, {"hosts", hosts}});
-    if (probing == Probing::off) return;
+    if (probing == "off") return;
     const ProbeResult result = probe(p.world, ranks, p.options.device_kind(), p.options.llama().dtype);
     say(result.table);
     if (links.given()) {
@@ -197,37 +197,30 @@ void check_machines(Program& p, const MeshComms& ranks, Probing probing, Optiona
         }
     if (text.empty()) text = "no rank is slow";
     p.trainer().note(text, {{"event", "probe"}, {"slow", slow}});
-    if (probing != Probing::strict || result.slow.empty()) return;
+    if (probing != "strict" || result.slow.empty()) return;
     say("--probe strict: the run ends with exit code {}\n", kProbeFailed);
     p.finish();
     throw EarlyEnd{kProbeFailed};
 }
 
-void add_probe_flag(CommandLine& flags, Probing& probing, OptionalOutput& links) {
+void add_probe_flag(CommandLine& flags, std::string& probing, OptionalOutput& links) {
     flags.group("Output");
-    const auto read = [&probing](const std::string& word) {
-        probing = word == "strict" ? Probing::strict : word == "on" ? Probing::on : Probing::off;
-    };
-    flags
-        .add_word(
-            "--probe", read,
-            "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
-            one_of({"off", "on", "strict"}))
-        .default_text("off");
+    flags.add("--probe", probing,
+              "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
+              one_of({"off", "on", "strict"}));
     flags.add_output(links, "FILE.json: write the links that --probe measures, as a part of a cluster file");
 }
 
-void check_probe(Probing& probing, OptionalOutput& links, const CommOptions& comm) {
+void check_probe(std::string& probing, OptionalOutput& links, const CommOptions& comm) {
     if (links.given()) {
         if (comm.backend == "fake") usage_error("--probe-file: not supported with --comm fake, which has no links");
-        if (probing == Probing::off) probing = Probing::on;
+        if (probing == "off") probing = "on";
         together([&] {
             if (this_rank == 0) links.open();
         });
     }
-    if (probing != Probing::off && comm.backend == "fake")
-        usage_error("--probe {}: not supported with --comm fake, which has no links (try --probe off)",
-                    probing == Probing::on ? "on" : "strict");
+    if (probing != "off" && comm.backend == "fake")
+        usage_error("--probe {}: not supported with --comm fake, which has no links (try --probe off)", probing);
 }
 
 }  // namespace train70b

@@ -7,7 +7,6 @@
 
 namespace train70b {
 
-enum class Probing { off, on, strict };
 constexpr int kProbeFailed = 3;  // the exit code of --probe strict that found a slow rank
 
 struct SlowRank {
@@ -31,10 +30,10 @@ std::string probe_links(const Comm& world, Device device);
 
 // Prints and records the hosts of the ranks; then, if asked, probes, and prints and records the result. --probe strict:
 // all ranks end with kProbeFailed if any is slow. links: the file for probe_links(). Collective.
-void check_machines(Program& program, const MeshComms& ranks, Probing probing, OptionalOutput& links);
+void check_machines(Program& program, const MeshComms& ranks, const std::string& probing, OptionalOutput& links);
 
-void add_probe_flag(CommandLine& flags, Probing& probing, OptionalOutput& links);  // --probe, --probe-file
+void add_probe_flag(CommandLine& flags, std::string& probing, OptionalOutput& links);  // --probe, --probe-file
 // Usage error with simulated ranks. --probe-file implies --probe on.
-void check_probe(Probing& probing, OptionalOutput& links, const CommOptions& comm);
+void check_probe(std::string& probing, OptionalOutput& links, const CommOptions& comm);
 
 }  // namespace train70b

@@ -7,6 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/core/say.h"
+
 namespace train70b {
 
 namespace {
@@ -181,8 +183,7 @@ std::string ReplicaCheck::difference() {
     for (const bool over_ep : {false, true}) {  // which other ranks may hold than the rest
         const auto of_these = [over_ep](const Param& param) { return param.over_ep == over_ep; };
         add(over_ep ? groups.edp : groups.dp_cp, kept, of_these);
-        const auto state =
-            std::find_if(updated.begin(), updated.end(), [&](const Copy& c) { return of_these(*c.param); });
+        const auto state = std::ranges::find_if(updated, [&](const Copy& c) { return of_these(*c.param); });
         if (state != updated.end()) add(trainer_.store->state_replicas(*state->param), updated, of_these);
     }
     std::vector<Copy> all = kept;

@@ -33,8 +33,7 @@ DeviceModel read_device(const JsonObject& cluster, const std::string& where) {
         return find_entry(named, where + ": device", cluster.text("device"));
     const JsonObject keys = cluster.inner("device");
     const std::string name = keys.text("name");
-    const auto known =
-        std::find_if(named.begin(), named.end(), [&](const auto& device) { return device.name == name; });
+    const auto known = std::ranges::find(named, name, &DeviceModel::name);
     const bool is_new = known == named.end();  // it must have the figures that have no default
     DeviceModel device = is_new ? DeviceModel{.name = name} : *known;
     struct Figure {

@@ -35,8 +35,7 @@ Stage stage_of(const ParallelConfig& config, const LlamaConfig& model, int64_t r
     return pipeline_stage(model, config.mesh.pp, config.mesh.coordinate(rank).pp, config.pipeline);
 }
 
-namespace {
-void check_experts(const ParallelConfig& config, const TrainOptions& options) {
+static void check_experts(const ParallelConfig& config, const TrainOptions& options) {
     const ExpertsConfig& x = options.model.experts;
     const Mesh& mesh = config.mesh;
     if (x.count == 0) {
@@ -63,7 +62,6 @@ void check_experts(const ParallelConfig& config, const TrainOptions& options) {
     if (config.zero.offload != Offload::none)
         usage_error("--offload: not supported with --experts and --ep or --tp above 1 (try --offload none)");
 }
-}  // namespace
 
 void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks) {
     config.mesh = mesh_of(config.mesh, ranks);
